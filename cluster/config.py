@@ -1,0 +1,138 @@
+"""One file describes the whole system. Frozen, unknown keys rejected, loaded once, never mutated."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.messages import Drafter
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names the field and the limit."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Device(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DType(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class PoolConfig(_Frozen):
+    """One pool of replicas of one model."""
+
+    path: str = Field(description="a known model name, a directory in transformers' format, a .gguf file, or a hub id")
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    dtype: DType = DType.BFLOAT16
+    max_model_len: Annotated[int, Field(ge=16)] = 8192
+    block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    kv_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    kv_blocks: Annotated[int, Field(ge=1)] | None = Field(default=None, description="overrides kv_memory_fraction")
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 64
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] = 512
+    max_queued: Annotated[int, Field(ge=0)] = 1024
+    num_threads: Annotated[int, Field(ge=1)] | None = Field(default=None, description="None: all cores of the machine")
+    num_cpus: Annotated[float, Field(ge=0)] = 0.5
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+
+
+class ModelConfig(_Frozen):
+    """A served model: its target pool and, optionally, the draft pool that guesses for it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    target: PoolConfig
+    draft: PoolConfig | None = None
+
+
+class DraftLengthMode(StrEnum):
+    ADAPTIVE = "adaptive"
+    FIXED = "fixed"
+
+
+class HoldMode(StrEnum):
+    """How long a target may keep a sequence out of a step while its block is in flight."""
+
+    BREAK_EVEN = "break_even"  # only while waiting beats decoding plainly
+    DEADLINE = "deadline"  # until max_hold_ms: reproducible rounds, for tests and measurements
+    NEVER = "never"
+
+
+class SpeculationConfig(_Frozen):
+    """Defaults; a request may override them, policy may forbid them."""
+
+    enabled: bool = True
+    max_draft_tokens: Annotated[int, Field(ge=1, le=32)] = 5
+    drafter: Drafter = Drafter.AUTO
+    acceptance: Annotated[str, Field(pattern="^equal$")] = "equal"
+    draft_length: DraftLengthMode = DraftLengthMode.ADAPTIVE
+    hold: HoldMode = HoldMode.BREAK_EVEN
+    max_hold_ms: Annotated[float, Field(gt=0, le=10_000)] = 50.0
+    ngram_min_match: Annotated[int, Field(ge=1, le=16)] = 2
+    ngram_max_match: Annotated[int, Field(ge=1, le=32)] = 5
+
+
+class RouterConfig(_Frozen):
+    replicas: Annotated[int, Field(ge=1)] = 1
+    host: str = "127.0.0.1"
+    http_port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] = 9000
+    max_queued_per_tenant: Annotated[int, Field(ge=1)] = 256
+    max_tenants: Annotated[int, Field(ge=1)] = 10_000
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    num_cpus: Annotated[float, Field(ge=0)] = 0.2
+
+
+class ClusterConfig(_Frozen):
+    """The whole system."""
+
+    models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)]
+    speculation: SpeculationConfig = SpeculationConfig()
+    router: RouterConfig = RouterConfig()
+    device: Device = Device.AUTO
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [model.name for model in self.models]
+        if len(set(names)) != len(names):
+            raise ValueError(f"models: names must be unique, got {names}")
+        return self
+
+
+DEMO_CONFIG = ClusterConfig(
+    models=(
+        ModelConfig(
+            name="smollm2-135m",
+            target=PoolConfig(path="smollm2-135m", kv_memory_fraction=0.1),
+            draft=PoolConfig(path="smollm2-135m-draft", kv_memory_fraction=0.02),
+        ),
+    )
+)
+
+
+def load_config(path: Path | None) -> ClusterConfig:
+    """Read a YAML file; None gives the demo. Raises ConfigError naming every bad field."""
+    if path is None:
+        return DEMO_CONFIG
+    try:
+        return ClusterConfig.model_validate(yaml.safe_load(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{path}: " + "; ".join(lines)) from error

@@ -1,0 +1,56 @@
+"""What goes into one engine step and what comes out: the only values the scheduler and a model runner share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cluster.messages import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's rows in a step: a contiguous run of tokens starting at `start`.
+
+        positions   start ............................................ start + len(token_ids)
+        tokens      | prompt chunk, or the last committed token | draft tokens (num_draft_tokens) |
+        samples                                  the last num_samples positions each sample their next token
+
+    num_samples is 0 for a prefill chunk that is not the prompt's last, else num_draft_tokens + 1.
+    The j-th sample (0-based) is the token at absolute position start + len(token_ids) - num_samples + j + 1.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    start: int
+    block_table: tuple[int, ...]  # physical block of each logical block, covering start + len(token_ids) slots
+    num_samples: int
+    sampling: SamplingParams
+    num_draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step's work. `wake_at` is when a held sequence must run even without its block (None: nothing held)."""
+
+    scheduled: tuple[ScheduledSequence, ...] = ()
+    wake_at: float | None = None
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(len(item.token_ids) for item in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The target's own tokens at a sequence's sampled positions, in order: num_samples of them."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a model runner returns: samples for every scheduled sequence with num_samples > 0, by request_id."""
+
+    samples: Mapping[str, SampledTokens] = field(default_factory=dict)

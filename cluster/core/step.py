@@ -54,3 +54,36 @@ class StepOutput:
     """What a model runner returns: samples for every scheduled sequence with num_samples > 0, by request_id."""
 
     samples: Mapping[str, SampledTokens] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A scheduler's occupancy at one moment, and its counters since it was made."""
+
+    num_running: int
+    num_waiting: int  # preempted sequences wait too
+    num_used_blocks: int
+    num_total_blocks: int
+    peak_used_blocks: int
+    num_preemptions: int = 0
+    num_stale_blocks: int = 0  # draft blocks whose stamp or shape no longer fitted
+    holds: Mapping[str, int] = field(default_factory=dict)  # by outcome: arrived, expired, not_worth
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.num_total_blocks - self.num_used_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one engine step did and how long it took."""
+
+    duration_s: float
+    num_sequences: int
+    num_scheduled_tokens: int  # rows: prefill, decode, and verification
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_emitted_tokens: int
+    num_verified_sequences: int  # sequences that had draft tokens in this step
+    accepted_per_position: tuple[int, ...]  # [i]: verifications that accepted draft position i
+    scheduler: SchedulerStats

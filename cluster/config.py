@@ -10,6 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.messages import Drafter
+from cluster.messages import DraftLengthMode as DraftLengthMode  # re-exported: values of a field below
+from cluster.messages import HoldMode as HoldMode
 
 
 class ConfigError(ValueError):
@@ -56,19 +58,6 @@ class ModelConfig(_Frozen):
     name: Annotated[str, Field(min_length=1, max_length=128)]
     target: PoolConfig
     draft: PoolConfig | None = None
-
-
-class DraftLengthMode(StrEnum):
-    ADAPTIVE = "adaptive"
-    FIXED = "fixed"
-
-
-class HoldMode(StrEnum):
-    """How long a target may keep a sequence out of a step while its block is in flight."""
-
-    BREAK_EVEN = "break_even"  # only while waiting beats decoding plainly
-    DEADLINE = "deadline"  # until max_hold_ms: reproducible rounds, for tests and measurements
-    NEVER = "never"
 
 
 class SpeculationConfig(_Frozen):

@@ -84,6 +84,21 @@ class Drafter(StrEnum):
     NONE = "none"
 
 
+class DraftLengthMode(StrEnum):
+    """Who decides how many guesses to ask for."""
+
+    ADAPTIVE = "adaptive"  # measured acceptance and costs
+    FIXED = "fixed"
+
+
+class HoldMode(StrEnum):
+    """How long a target may keep a sequence out of a step while its block is in flight."""
+
+    BREAK_EVEN = "break_even"  # only while waiting beats decoding plainly
+    DEADLINE = "deadline"  # until the longest hold: reproducible rounds, for tests and measurements
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationOverride:
     """What one request asks of speculation; None leaves the configured default."""

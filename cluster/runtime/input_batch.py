@@ -1,0 +1,166 @@
+"""One step's rows as flat tensors: what the model, the attention kernels and the sampler read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cluster.core.step import ScheduledSequence, SchedulerOutput
+
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+Float64Array = NDArray[np.float64]
+UInt64Array = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostRows:
+    """The batch's index arrays in host memory, where numba kernels and launch code read them.
+
+    On the CPU the tensors of the same name in InputBatch share this memory.
+    """
+
+    positions: Int64Array  # [num_tokens]
+    slot_mapping: Int64Array  # [num_tokens]
+    query_start: Int32Array  # [num_seqs + 1]
+    context_len: Int32Array  # [num_seqs]
+    block_table: Int32Array  # [num_seqs, max_blocks]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputBatch:
+    """The rows of one step, sequence after sequence, and how each sampled row becomes a token.
+
+        rows        | sequence 0: query_start[0] .. query_start[1] | sequence 1 ... |
+        row i       token_ids[i] at absolute positions[i]; its key and value go to slot_mapping[i]
+        slot        block_id * block_size + offset
+        attention   row i of sequence s sees positions 0 .. positions[i]; context_len[s] = its last row's position + 1
+        samples     sample r reads the logits of row sample_rows[r]
+
+    The sampling arrays have one entry per sample and stay in host memory.
+    """
+
+    token_ids: Tensor  # int64 [num_tokens]
+    positions: Tensor  # int64 [num_tokens]
+    slot_mapping: Tensor  # int64 [num_tokens]
+    query_start: Tensor  # int32 [num_seqs + 1]
+    context_len: Tensor  # int32 [num_seqs]
+    block_table: Tensor  # int32 [num_seqs, max_blocks], zero past a sequence's own blocks
+    sample_rows: Tensor  # int64 [num_samples]
+    host: HostRows
+    max_query_len: int
+    max_context_len: int
+
+    temperature: Float64Array  # [num_samples], 0 = greedy
+    top_p: Float64Array  # [num_samples], 1 = off
+    top_k: Int64Array  # [num_samples], 0 = off
+    min_p: Float64Array  # [num_samples], 0 = off
+    seed: UInt64Array  # [num_samples]
+    position: Int64Array  # [num_samples], absolute position of the token that is sampled
+    num_logprobs: tuple[int | None, ...]  # [num_samples]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.host.positions)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.position)
+
+    @classmethod
+    def build(cls, step: SchedulerOutput, block_size: int, device: torch.device | None = None) -> InputBatch:
+        """Flatten a step. Every sequence must have at least one token and a block table that covers its rows."""
+        items = step.scheduled
+        host = _host_rows(items, block_size)
+        on_device = _Placer(device)
+        return cls(
+            token_ids=on_device(_flat_token_ids(items)),
+            positions=on_device(host.positions),
+            slot_mapping=on_device(host.slot_mapping),
+            query_start=on_device(host.query_start),
+            context_len=on_device(host.context_len),
+            block_table=on_device(host.block_table),
+            sample_rows=on_device(_sample_rows(items, host.query_start)),
+            host=host,
+            max_query_len=max((len(item.token_ids) for item in items), default=0),
+            max_context_len=int(host.context_len.max(initial=0)),
+            **_sampling_arrays(items),
+        )
+
+
+class _SamplingArrays(TypedDict):
+    temperature: Float64Array
+    top_p: Float64Array
+    top_k: Int64Array
+    min_p: Float64Array
+    seed: UInt64Array
+    position: Int64Array
+    num_logprobs: tuple[int | None, ...]
+
+
+class _Placer:
+    """Puts host arrays on the device; on the CPU without a copy."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = None if device is None or device.type == "cpu" else device
+
+    def __call__(self, array: NDArray[np.generic]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device is None else tensor.to(self._device, non_blocking=True)
+
+
+def _flat_token_ids(items: Sequence[ScheduledSequence]) -> Int64Array:
+    return np.array([token for item in items for token in item.token_ids], dtype=np.int64)
+
+
+def _host_rows(items: Sequence[ScheduledSequence], block_size: int) -> HostRows:
+    lengths = np.array([len(item.token_ids) for item in items], dtype=np.int64)
+    starts = np.array([item.start for item in items], dtype=np.int64)
+    query_start = np.zeros(len(items) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=query_start[1:])
+    owner = np.repeat(np.arange(len(items)), lengths)  # [num_tokens] index of each row's sequence
+    positions = np.arange(len(owner), dtype=np.int64) + (starts - query_start[:-1])[owner]
+    block_table = _block_table(items)
+    slots = block_table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    return HostRows(positions, slots, query_start, (starts + lengths).astype(np.int32), block_table)
+
+
+def _block_table(items: Sequence[ScheduledSequence]) -> Int32Array:
+    width = max((len(item.block_table) for item in items), default=0)
+    table = np.zeros((len(items), width), dtype=np.int32)
+    for row, item in zip(table, items, strict=True):
+        row[: len(item.block_table)] = item.block_table
+    return table
+
+
+def _sample_rows(items: Sequence[ScheduledSequence], query_start: Int32Array) -> Int64Array:
+    ends = query_start[1:].tolist()
+    return np.array(
+        [row for item, end in zip(items, ends, strict=True) for row in range(end - item.num_samples, end)],
+        dtype=np.int64,
+    )
+
+
+def _sampling_arrays(items: Sequence[ScheduledSequence]) -> _SamplingArrays:
+    params = [item.sampling for item in items for _ in range(item.num_samples)]
+    positions = [
+        end + offset
+        for item in items
+        for end in (item.start + len(item.token_ids),)
+        for offset in range(1 - item.num_samples, 1)
+    ]
+    return _SamplingArrays(
+        temperature=np.array([p.temperature for p in params], dtype=np.float64),
+        top_p=np.array([p.top_p for p in params], dtype=np.float64),
+        top_k=np.array([p.top_k or 0 for p in params], dtype=np.int64),
+        min_p=np.array([p.min_p for p in params], dtype=np.float64),
+        seed=np.array([p.seed for p in params], dtype=np.uint64),
+        position=np.array(positions, dtype=np.int64),
+        num_logprobs=tuple(p.num_logprobs for p in params),
+    )

@@ -1,0 +1,66 @@
+"""The memory of the paged KV cache and how many blocks of it a machine can afford."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cluster.runtime.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVCache:
+    """Owns the key and value memory of every layer; which sequence owns which block is decided elsewhere."""
+
+    keys: tuple[Tensor, ...]  # per layer [num_blocks, block_size, num_kv_heads, head_dim]
+    values: tuple[Tensor, ...]  # per layer, same shape
+
+    @classmethod
+    def allocate(
+        cls, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> KVCache:
+        """Zeroed, so that unwritten slots hold finite numbers; on the CPU, pages are only touched on use."""
+        shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        memory = torch.zeros(shape, dtype=dtype, device=device)
+        return cls(tuple(layer[0] for layer in memory), tuple(layer[1] for layer in memory))
+
+    @property
+    def num_blocks(self) -> int:
+        return self.keys[0].shape[0]
+
+    @property
+    def block_size(self) -> int:
+        return self.keys[0].shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+
+def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers, keys and values."""
+    return spec.num_layers * 2 * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+
+
+def num_blocks_for(memory_fraction: float, block_bytes: int, total_bytes: int, most: int) -> int:
+    """Blocks that fit in a fraction of memory, at most `most` (what a full batch of longest sequences needs)."""
+    return min(int(memory_fraction * total_bytes) // block_bytes, most)
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory that this process could use at most: the device's, or the machine's within its cgroup's limit."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_cgroup_limits(Path("/sys/fs/cgroup"))])
+
+
+def _cgroup_limits(root: Path) -> list[int]:
+    """Limits seen from inside a container, for cgroup v2 and v1; none set gives none."""
+    files = (root / "memory.max", root / "memory" / "memory.limit_in_bytes")
+    texts = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(text) for text in texts if text.isdigit()]

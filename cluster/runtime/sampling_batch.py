@@ -1,0 +1,83 @@
+"""The sampling parameters of one step as arrays, one entry per sampled row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.core.step import ScheduledSequence, SchedulerOutput
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+NO_TOP_K = int(np.iinfo(np.int64).max)  # more tokens than any vocabulary has: nothing is cut
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Holds how each of a step's R sampled rows becomes a token; rows of a sequence are contiguous, in order.
+
+        rows        | sequence a: num_samples | sequence b: num_samples | ...
+        position    absolute index of the token that the row samples (prompt included)
+
+    Rows that want logprobs are listed apart, because few do: row `logprob_rows[i]` wants the chosen token's and those
+    of the `num_logprobs[i]` most likely tokens.
+    """
+
+    temperature: NDArray[np.float64]  # [R], 0 is greedy
+    top_p: NDArray[np.float64]  # [R], 1 cuts nothing
+    top_k: NDArray[np.int64]  # [R], NO_TOP_K cuts nothing
+    min_p: NDArray[np.float64]  # [R], 0 cuts nothing
+    seed: NDArray[np.uint64]  # [R]
+    position: NDArray[np.int64]  # [R]
+    logprob_rows: NDArray[np.int64]  # [L], ascending
+    num_logprobs: NDArray[np.int64]  # [L]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.position)
+
+    @classmethod
+    def build(cls, step: SchedulerOutput) -> Self:
+        """Arrays for every sequence of the step that samples; prefill chunks without samples add no row."""
+        sampled = [item for item in step.scheduled if item.num_samples]
+        params = [item.sampling for item in sampled]
+        counts = np.array([item.num_samples for item in sampled], dtype=np.int64)
+        logprob_rows, num_logprobs = _logprob_rows(sampled)
+        return cls(
+            temperature=_rows((p.temperature for p in params), np.float64, counts),
+            top_p=_rows((p.top_p for p in params), np.float64, counts),
+            top_k=_rows((NO_TOP_K if p.top_k is None else p.top_k for p in params), np.int64, counts),
+            min_p=_rows((p.min_p for p in params), np.float64, counts),
+            seed=_rows((p.seed for p in params), np.uint64, counts),
+            position=_positions(sampled, counts),
+            logprob_rows=logprob_rows,
+            num_logprobs=num_logprobs,
+        )
+
+
+def _rows(values: Iterable[float], dtype: type[_Scalar], counts: NDArray[np.int64]) -> NDArray[_Scalar]:
+    """One value per sequence → one per row."""
+    return np.repeat(np.array(list(values), dtype=dtype), counts)
+
+
+def _positions(sampled: list[ScheduledSequence], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The last num_samples token positions of each sequence, plus one: a row samples the token after its own."""
+    first = np.array([s.start + len(s.token_ids) - s.num_samples + 1 for s in sampled], dtype=np.int64)
+    row_of_first = np.cumsum(counts) - counts
+    return np.repeat(first - row_of_first, counts) + np.arange(counts.sum(), dtype=np.int64)
+
+
+def _logprob_rows(sampled: list[ScheduledSequence]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    rows: list[int] = []
+    wanted: list[int] = []
+    row = 0
+    for item in sampled:
+        if item.sampling.num_logprobs is not None:
+            rows.extend(range(row, row + item.num_samples))
+            wanted.extend([item.sampling.num_logprobs] * item.num_samples)
+        row += item.num_samples
+    return np.array(rows, dtype=np.int64), np.array(wanted, dtype=np.int64)

@@ -1,0 +1,56 @@
+"""Build the Serve application from a configuration: one router, and a target and a draft pool per model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve import Application
+
+from cluster.config import ClusterConfig, ModelConfig, PoolConfig
+from deployments.draft import DraftReplica
+from deployments.router import RouterReplica
+from deployments.target import TargetReplica
+
+GRPC_SERVICER_FUNCTIONS = [
+    "protos.paceline.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+]
+SHUTDOWN_GRACE_S = 30.0
+
+
+def build(config: ClusterConfig) -> Application:
+    """The whole system as one application whose ingress is the router."""
+    pools: dict[str, Application] = {}
+    for model in config.models:
+        pools[f"{model.name}/target"] = _target_pool(model, config)
+        if model.draft is not None:
+            pools[f"{model.name}/draft"] = _draft_pool(model, model.draft, config)
+    router = RouterReplica.options(
+        num_replicas=config.router.replicas,
+        ray_actor_options={"num_cpus": config.router.num_cpus},
+        graceful_shutdown_timeout_s=SHUTDOWN_GRACE_S,
+    )
+    return router.bind(config, pools)
+
+
+def build_from_config(args: dict[str, Any]) -> Application:
+    """The builder that a Serve config file names: `args` is the configuration file's content."""
+    return build(ClusterConfig.model_validate(args))
+
+
+def _target_pool(model: ModelConfig, config: ClusterConfig) -> Application:
+    deployment = TargetReplica.options(name=f"target-{model.name}", **_pool_options(model.target))
+    return deployment.bind(model, config.speculation, config.device)
+
+
+def _draft_pool(model: ModelConfig, draft: PoolConfig, config: ClusterConfig) -> Application:
+    deployment = DraftReplica.options(name=f"draft-{model.name}", **_pool_options(draft))
+    return deployment.bind(model, config.device)
+
+
+def _pool_options(pool: PoolConfig) -> dict[str, Any]:
+    return {
+        "num_replicas": pool.replicas,
+        "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
+        "graceful_shutdown_timeout_s": SHUTDOWN_GRACE_S,
+    }

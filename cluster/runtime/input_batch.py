@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
+from cluster.runtime.sampling_batch import SamplingBatch
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
-Float64Array = NDArray[np.float64]
-UInt64Array = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,13 +35,11 @@ class HostRows:
 class InputBatch:
     """The rows of one step, sequence after sequence, and how each sampled row becomes a token.
 
-        rows        | sequence 0: query_start[0] .. query_start[1] | sequence 1 ... |
-        row i       token_ids[i] at absolute positions[i]; its key and value go to slot_mapping[i]
-        slot        block_id * block_size + offset
-        attention   row i of sequence s sees positions 0 .. positions[i]; context_len[s] = its last row's position + 1
-        samples     sample r reads the logits of row sample_rows[r]
-
-    The sampling arrays have one entry per sample and stay in host memory.
+    rows        | sequence 0: query_start[0] .. query_start[1] | sequence 1 ... |
+    row i       token_ids[i] at absolute positions[i]; its key and value go to slot_mapping[i]
+    slot        block_id * block_size + offset
+    attention   row i of sequence s sees positions 0 .. positions[i]; context_len[s] = its last row's position + 1
+    samples     sample r reads the logits of row sample_rows[r]
     """
 
     token_ids: Tensor  # int64 [num_tokens]
@@ -56,14 +52,7 @@ class InputBatch:
     host: HostRows
     max_query_len: int
     max_context_len: int
-
-    temperature: Float64Array  # [num_samples], 0 = greedy
-    top_p: Float64Array  # [num_samples], 1 = off
-    top_k: Int64Array  # [num_samples], 0 = off
-    min_p: Float64Array  # [num_samples], 0 = off
-    seed: UInt64Array  # [num_samples]
-    position: Int64Array  # [num_samples], absolute position of the token that is sampled
-    num_logprobs: tuple[int | None, ...]  # [num_samples]
+    sampling: SamplingBatch
 
     @property
     def num_tokens(self) -> int:
@@ -71,7 +60,7 @@ class InputBatch:
 
     @property
     def num_samples(self) -> int:
-        return len(self.position)
+        return self.sampling.num_rows
 
     @classmethod
     def build(cls, step: SchedulerOutput, block_size: int, device: torch.device | None = None) -> InputBatch:
@@ -90,18 +79,8 @@ class InputBatch:
             host=host,
             max_query_len=max((len(item.token_ids) for item in items), default=0),
             max_context_len=int(host.context_len.max(initial=0)),
-            **_sampling_arrays(items),
+            sampling=SamplingBatch.build(step),
         )
-
-
-class _SamplingArrays(TypedDict):
-    temperature: Float64Array
-    top_p: Float64Array
-    top_k: Int64Array
-    min_p: Float64Array
-    seed: UInt64Array
-    position: Int64Array
-    num_logprobs: tuple[int | None, ...]
 
 
 class _Placer:
@@ -144,23 +123,4 @@ def _sample_rows(items: Sequence[ScheduledSequence], query_start: Int32Array) ->
     return np.array(
         [row for item, end in zip(items, ends, strict=True) for row in range(end - item.num_samples, end)],
         dtype=np.int64,
-    )
-
-
-def _sampling_arrays(items: Sequence[ScheduledSequence]) -> _SamplingArrays:
-    params = [item.sampling for item in items for _ in range(item.num_samples)]
-    positions = [
-        end + offset
-        for item in items
-        for end in (item.start + len(item.token_ids),)
-        for offset in range(1 - item.num_samples, 1)
-    ]
-    return _SamplingArrays(
-        temperature=np.array([p.temperature for p in params], dtype=np.float64),
-        top_p=np.array([p.top_p for p in params], dtype=np.float64),
-        top_k=np.array([p.top_k or 0 for p in params], dtype=np.int64),
-        min_p=np.array([p.min_p for p in params], dtype=np.float64),
-        seed=np.array([p.seed for p in params], dtype=np.uint64),
-        position=np.array(positions, dtype=np.int64),
-        num_logprobs=tuple(p.num_logprobs for p in params),
     )

@@ -1,0 +1,275 @@
+"""The router's half of a draft round: what to do with each commit and each block, as a list of actions.
+
+    target ── Commit ──▶ SpeculationSession ── Committed ──▶ draft
+    target ◀── Propose ── SpeculationSession ◀── DraftBlock ── draft
+
+Nothing here can fail a request: whatever a draft does, commits go to the client, and the target learns when no guess
+will come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from cluster.core.commit_log import CommitLog
+from cluster.core.draft_watch import DraftWatch, Patience
+from cluster.core.ngram import NgramIndex
+from cluster.messages import Commit, Committed, DraftBlock, Drafter, Open, SamplingParams
+
+
+class FallbackCause(StrEnum):
+    """Why a request stopped using a drafter."""
+
+    LOST = "draft_lost"  # the stream to it ended
+    REFUSED = "draft_refused"
+    SLOW = "draft_slow"  # silent or late for too long
+    WITHDRAWN = "withdrawn"  # policy or availability changed while it was in use
+    UNAVAILABLE = "draft_unavailable"  # wanted, but no replica is ready
+
+
+class DropCause(StrEnum):
+    """Why a frame was dropped."""
+
+    OLD_BLOCK = "old_block"  # guesses for tokens that came out differently, or twice the same
+    OLD_EPOCH = "old_epoch"  # of a session that is closed
+    EARLY_BLOCK = "early_block"  # guesses after tokens that nobody committed yet
+    REPEATED_COMMIT = "repeated_commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Send this to the target."""
+
+    block: DraftBlock
+
+
+@dataclass(frozen=True, slots=True)
+class ToDraft:
+    """Send this to the open draft session."""
+
+    command: Committed
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDraft:
+    """Pick a draft replica and open a session there."""
+
+    command: Open
+
+
+@dataclass(frozen=True, slots=True)
+class CloseDraft:
+    """Close the draft session and leave its replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Give these tokens to the client."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Count a lost drafter."""
+
+    cause: FallbackCause
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """Count an answered round."""
+
+    drafter: Drafter
+    round_trip_s: float
+    draft_time_s: float
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Count a dropped frame."""
+
+    cause: DropCause
+
+
+Action = Propose | ToDraft | OpenDraft | CloseDraft | Emit | Fallback | RoundDone | Dropped
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationLimits:
+    """The bounds of every session of a router."""
+
+    patience: Patience = field(default_factory=Patience)
+    ngram_min_match: int = 2
+    ngram_max_match: int = 5
+
+
+class SpeculationSession:
+    """Owns one request's committed tokens and the state of the guesses for them.
+
+    Actions are to be carried out in order: what the pools wait for comes first, what the client sees after it.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        tenant: str = "default",
+        limits: SpeculationLimits | None = None,
+    ) -> None:
+        self._request_id = request_id
+        self._sampling = sampling
+        self._tenant = tenant
+        self._limits = limits or SpeculationLimits()
+        self._log = CommitLog(prompt_token_ids)
+        self._drafter = Drafter.NONE
+        self._max_draft_tokens = 0
+        self._epoch = 0
+        self._watch = DraftWatch(self._limits.patience)
+        self._ngram: NgramIndex | None = None
+
+    @property
+    def drafter(self) -> Drafter:
+        """What guesses now: MODEL, NGRAM or NONE."""
+        return self._drafter
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        """Everything committed after the prompt."""
+        return self._log.output_token_ids
+
+    @property
+    def committed_len(self) -> int:
+        """Prompt + output committed."""
+        return self._log.committed_len
+
+    def on_decision(self, drafter: Drafter, max_draft_tokens: int) -> list[Action]:
+        """Use this drafter from now on; NONE stops speculation on the spot."""
+        self._max_draft_tokens = max_draft_tokens
+        if drafter is self._drafter:
+            return []
+        left = self._leave() if self._drafter is not Drafter.NONE else []
+        return left + self._enter(drafter)
+
+    def on_commit(self, commit: Commit, now: float) -> list[Action]:
+        """Tokens from the target, in any order, any number of times."""
+        if self._log.is_early(commit):
+            self._log.take(commit)
+            return []
+        taken = self._log.take(commit)
+        if not taken:
+            return [Dropped(DropCause.REPEATED_COMMIT)]
+        *overtaken, latest = taken
+        actions: list[Action] = []
+        for commit in overtaken:  # the target has gone on from these: it wants no guesses after them any more
+            actions += self._forward(replace(commit, next_draft_len=0), now)
+        return [*actions, *self._forward(latest, now), *map(Emit, taken)]
+
+    def on_block(self, block: DraftBlock, now: float) -> list[Action]:
+        """Guesses from the draft session: proposed if they still apply, cut to what does."""
+        if block.epoch != self._epoch or self._drafter is not Drafter.MODEL:
+            return [Dropped(DropCause.OLD_EPOCH)]
+        self._watch.hear()
+        if block.committed_len > self.committed_len:
+            return [Dropped(DropCause.EARLY_BLOCK)]
+        if block.committed_len == self._watch.asked_len:
+            return self._finish_round(block, now)
+        guesses = self._still_valid(block)
+        if not guesses:
+            return [Dropped(DropCause.OLD_BLOCK)]
+        return [Propose(replace(block, committed_len=self.committed_len, token_ids=guesses))]
+
+    def on_draft_lost(self, cause: FallbackCause) -> list[Action]:
+        """The draft session is gone; the request goes on without until the next decision."""
+        if self._drafter is not Drafter.MODEL:
+            return []
+        self._drafter = Drafter.NONE
+        return [*self._stop_waiting(), CloseDraft(), Fallback(cause)]
+
+    def finish(self) -> list[Action]:
+        """The request is over, for whatever reason: free the draft's side."""
+        was_open = self._drafter is Drafter.MODEL
+        self._drafter = Drafter.NONE
+        self._ngram = None
+        return [CloseDraft()] if was_open else []
+
+    # --- a commit ----------------------------------------------------------------------------------------------------
+
+    def _forward(self, commit: Commit, now: float) -> list[Action]:
+        if commit.finish_reason is not None:
+            return self.finish()
+        num_wanted = min(commit.next_draft_len, self._max_draft_tokens)
+        if self._drafter is Drafter.MODEL:
+            return self._ask_draft(commit, num_wanted, now)
+        if self._ngram is not None:
+            self._ngram.extend(commit.token_ids)
+        return self._guess(num_wanted) if commit.next_draft_len else []
+
+    def _ask_draft(self, commit: Commit, num_wanted: int, now: float) -> list[Action]:
+        self._watch.pass_by()
+        if num_wanted:
+            self._watch.ask(self.committed_len, now)
+        else:
+            self._watch.rest()
+        if self._watch.has_lost_patience(now):
+            return self.on_draft_lost(FallbackCause.SLOW)
+        return [ToDraft(Committed(self._request_id, self._epoch, commit.base_len, commit.token_ids, num_wanted))]
+
+    def _guess(self, num_wanted: int) -> list[Action]:
+        """An n-gram proposal, or word that none will come."""
+        guesses = self._ngram.guess(num_wanted) if self._ngram is not None else ()
+        proposal = Propose(self._block(guesses))
+        return [proposal, RoundDone(Drafter.NGRAM, 0.0, 0.0, len(guesses))] if guesses else [proposal]
+
+    def _block(self, token_ids: tuple[int, ...]) -> DraftBlock:
+        return DraftBlock(self._request_id, self.committed_len, token_ids, self._epoch)
+
+    # --- a block -----------------------------------------------------------------------------------------------------
+
+    def _finish_round(self, block: DraftBlock, now: float) -> list[Action]:
+        round_trip_s = now - self._watch.asked_at
+        self._watch.answer()
+        guesses = block.token_ids[: self._max_draft_tokens]
+        done = RoundDone(Drafter.MODEL, round_trip_s, block.draft_time_s, len(guesses))
+        return [Propose(replace(block, token_ids=guesses)), done]
+
+    def _still_valid(self, block: DraftBlock) -> tuple[int, ...]:
+        """The guesses beyond what was committed since, if all of that was guessed right and more is awaited."""
+        num_committed = self.committed_len - block.committed_len
+        if self._watch.asked_len is None or num_committed == 0:
+            return ()
+        if list(block.token_ids[:num_committed]) != self._log.token_ids[block.committed_len :]:
+            return ()
+        return block.token_ids[num_committed : num_committed + self._max_draft_tokens]
+
+    # --- changing drafters -------------------------------------------------------------------------------------------
+
+    def _enter(self, drafter: Drafter) -> list[Action]:
+        self._drafter = drafter
+        if drafter is Drafter.NGRAM:
+            limits = self._limits
+            self._ngram = NgramIndex(self._log.token_ids, limits.ngram_min_match, limits.ngram_max_match)
+            return []
+        if drafter is not Drafter.MODEL:
+            return []
+        self._epoch += 1
+        self._watch = DraftWatch(self._limits.patience)
+        tokens = tuple(self._log.token_ids)
+        return [OpenDraft(Open(self._request_id, self._epoch, tokens, self._sampling, 0, self._tenant))]
+
+    def _leave(self) -> list[Action]:
+        was_open = self._drafter is Drafter.MODEL
+        self._drafter = Drafter.NONE
+        self._ngram = None
+        closing: list[Action] = [CloseDraft()] if was_open else []
+        return [*self._stop_waiting(), *closing, Fallback(FallbackCause.WITHDRAWN)]
+
+    def _stop_waiting(self) -> list[Action]:
+        """Tell a target that may be holding the sequence that no guess will come."""
+        if self._watch.asked_len is None:
+            return []
+        self._watch.answer()
+        return [Propose(self._block(()))]

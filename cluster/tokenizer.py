@@ -138,7 +138,7 @@ def _chat_renderer(source: object) -> ChatRenderer:
 def read_vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary:
     """The bytes of each token, from the kind of decoder. Raises TokenizerError for one that is not byte-exact."""
     steps = _decoder_steps(backend)
-    kinds = {step["type"] for step in steps}
+    kinds = {str(step["type"]) for step in steps}
     if "ByteLevel" in kinds:
         to_bytes = _byte_level_bytes
     elif kinds & {"Metaspace", "ByteFallback"}:

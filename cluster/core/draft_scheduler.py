@@ -1,0 +1,246 @@
+"""Which draft sessions run which rows in each step of a draft replica. Pure: time is passed in as monotonic seconds.
+
+A step gives every session that has work its pending rows and, where a guess is owed, one sample; K steps make a block
+of K. Commands are taken between steps, so a commit overtakes a draft that it makes useless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.core.draft_session import CommitOutcome, DraftSession
+from cluster.core.draft_sessions import DraftSessions
+from cluster.core.kv_cache import KVCacheManager
+from cluster.core.step import ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput, StepStats
+from cluster.messages import (
+    MAX_DRAFT_TOKENS,
+    Close,
+    Committed,
+    DraftBlock,
+    DraftCommand,
+    DraftEvent,
+    Open,
+    Refusal,
+    RefusalReason,
+)
+
+_SHORT_ROWS = MAX_DRAFT_TOKENS + 1  # up to this many rows a session is drafting, above it is still reading its prompt
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSchedulerConfig:
+    """The limits of a draft replica."""
+
+    max_num_seqs: int  # sessions in one step
+    max_num_batched_tokens: int  # rows in one step
+    max_model_len: int
+    max_sessions: int
+    vocab_size: int  # ids at or above it cannot be read by the model
+    eos_token_ids: frozenset[int] = frozenset()
+    idle_after_s: float = 1.0  # a session without work for this long may be closed to make room
+
+
+class DraftScheduler:
+    """Owns the order of work in a draft replica. Called from one thread; commands come between apply and schedule."""
+
+    def __init__(self, config: DraftSchedulerConfig, kv: KVCacheManager) -> None:
+        self.is_draining = False
+        self._config = config
+        self._sessions = DraftSessions(kv, config.max_sessions, config.idle_after_s)
+        self._events: list[DraftEvent] = []
+        self._num_stale = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no session is open."""
+        return len(self._sessions) == 0
+
+    def take_events(self) -> list[DraftEvent]:
+        """What happened since the last call: blocks, then sessions that had to be closed."""
+        events, self._events = [*self._events, *self._sessions.take_refusals()], []
+        return events
+
+    def stats(self) -> SchedulerStats:
+        """Occupancy: a session waits while it still reads its prompt, else it runs."""
+        pool = self._sessions.kv.pool
+        num_waiting = sum(session.num_pending_tokens > _SHORT_ROWS for session in self._sessions)
+        return SchedulerStats(
+            num_running=len(self._sessions) - num_waiting,
+            num_waiting=num_waiting,
+            num_used_blocks=pool.num_used,
+            num_total_blocks=pool.num_blocks,
+            peak_used_blocks=pool.peak_used,
+            num_preemptions=self._sessions.num_evicted,
+            num_stale_blocks=self._num_stale,
+        )
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def handle(self, command: DraftCommand, now: float) -> None:
+        """Apply one command; what it leads to comes out of take_events()."""
+        match command:
+            case Open():
+                self._open(command, now)
+            case Committed():
+                self._commit(command, now)
+            case Close():
+                self._sessions.close(command.request_id)
+
+    def refusal_of(self, command: DraftCommand, reason: RefusalReason, message: str) -> Refusal | None:
+        """The answer to a command that is not taken; closing needs none."""
+        return None if isinstance(command, Close) else Refusal(command.request_id, reason, message, command.epoch)
+
+    def refuse(self, command: DraftCommand, reason: RefusalReason, message: str) -> None:
+        """Answer a command that could not be applied, and close its session."""
+        self._sessions.close(command.request_id)
+        refusal = self.refusal_of(command, reason, message)
+        if refusal is not None:
+            self._events.append(refusal)
+
+    def refuse_all(self, reason: RefusalReason, message: str) -> None:
+        """Close every session."""
+        for session in list(self._sessions):
+            self._sessions.refuse(session, reason, message)
+
+    def _open(self, message: Open, now: float) -> None:
+        known = self._sessions.get(message.request_id)
+        if known is not None and known.epoch >= message.epoch:
+            self._num_stale += 1
+            return
+        flaw = self._flaw_of(message)
+        if flaw is not None:
+            self.refuse(message, *flaw)
+            return
+        self._sessions.close(message.request_id)
+        config = self._config
+        session = DraftSession(message, config.max_model_len, config.eos_token_ids, now)
+        shortage = self._sessions.admit(session, now)
+        if shortage is not None:
+            self.refuse(message, RefusalReason.QUEUE_FULL, shortage)
+            return
+        self._ship(session, now)
+
+    def _flaw_of(self, message: Open) -> tuple[RefusalReason, str] | None:
+        """Why this replica can never draft for a request."""
+        num_tokens, limit, kv = len(message.token_ids), self._config.max_model_len, self._sessions.kv
+        if self.is_draining:
+            return RefusalReason.DRAINING, "the draft replica is draining"
+        if num_tokens == 0:
+            return RefusalReason.UNSUPPORTED, "token_ids: at least one is needed"
+        if not self._can_read(message.token_ids):
+            return RefusalReason.UNSUPPORTED, f"token_ids: not all below {self._config.vocab_size}"
+        if num_tokens > limit:
+            return RefusalReason.TOO_LONG, f"{num_tokens} tokens, the draft model reads {limit}"
+        if kv.num_blocks_for(num_tokens) > kv.pool.num_blocks:
+            return RefusalReason.TOO_LONG, f"{num_tokens} tokens need more KV than the replica has"
+        return None
+
+    def _commit(self, message: Committed, now: float) -> None:
+        session = self._sessions.get(message.request_id)
+        if session is None:
+            self.refuse(message, RefusalReason.INTERNAL, "no such draft session")
+            return
+        outcome = session.commit(message, now) if self._can_read(message.token_ids) else CommitOutcome.GAP
+        match outcome:
+            case CommitOutcome.STALE:
+                self._num_stale += 1
+            case CommitOutcome.GAP:
+                have = f"epoch {session.epoch} up to {session.committed_len}"
+                text = f"gap: have {have}, cannot follow epoch {message.epoch} at {message.base_len}"
+                self.refuse(message, RefusalReason.INTERNAL, text)
+            case CommitOutcome.APPLIED:
+                self._follow(session, now)
+
+    def _follow(self, session: DraftSession, now: float) -> None:
+        """Give back the KV of forgotten guesses, and ship those that are still right."""
+        limit = self._config.max_model_len
+        if session.committed_len > limit:
+            self._sessions.refuse(session, RefusalReason.TOO_LONG, f"the draft model reads {limit} tokens")
+            return
+        self._sessions.kv.truncate(session.request_id, session.num_tokens)
+        self._ship(session, now)
+
+    def _can_read(self, token_ids: tuple[int, ...]) -> bool:
+        return not token_ids or (max(token_ids) < self._config.vocab_size and min(token_ids) >= 0)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        """The rows of the next step; empty when no session has work. May close sessions for want of KV."""
+        config = self._config
+        budget, max_seqs = config.max_num_batched_tokens, config.max_num_seqs
+        short, long = self._by_length()
+        # Drafting goes first, but leaves a quarter of the rows and one place to prompts, so that reading never stops.
+        drafting = self._fill((), short, budget - budget // 4 if long else budget, max(1, max_seqs - bool(long)), now)
+        return SchedulerOutput(self._fill(drafting, long, budget, max_seqs, now))
+
+    def apply(self, step: SchedulerOutput, output: StepOutput, now: float, step_s: float) -> StepStats:
+        """Take in what a step computed and sampled, and ship the blocks that are now complete."""
+        for item in step.scheduled:
+            session = self._sessions.get(item.request_id)
+            if session is None:
+                raise ValueError(f"request {item.request_id} was closed while its step ran")
+            session.advance(len(item.token_ids))
+            if item.num_samples:
+                session.add_guess(output.samples[item.request_id].token_ids[0])
+                self._ship(session, now)
+        return StepStats(
+            duration_s=step_s,
+            num_sequences=len(step.scheduled),
+            num_scheduled_tokens=step.num_scheduled_tokens,
+            num_draft_tokens=0,
+            num_accepted_tokens=0,
+            num_emitted_tokens=sum(item.num_samples for item in step.scheduled),
+            num_verified_sequences=0,
+            accepted_per_position=(),
+            scheduler=self.stats(),
+        )
+
+    def fail(self, step: SchedulerOutput, message: str) -> None:
+        """Close the sessions of a step that did not run: what their KV holds is unknown."""
+        for item in step.scheduled:
+            session = self._sessions.get(item.request_id)
+            if session is not None:
+                self._sessions.refuse(session, RefusalReason.INTERNAL, message)
+
+    def _by_length(self) -> tuple[list[DraftSession], list[DraftSession]]:
+        """Sessions with work, longest waiting first: those that draft, and those that still read a prompt."""
+        ready = [session for session in self._sessions if session.num_pending_tokens > 0]
+        ready.sort(key=lambda session: session.last_used)
+        short = [session for session in ready if session.num_pending_tokens <= _SHORT_ROWS]
+        return short, [session for session in ready if session.num_pending_tokens > _SHORT_ROWS]
+
+    def _fill(
+        self,
+        scheduled: tuple[ScheduledSequence, ...],
+        sessions: list[DraftSession],
+        budget: int,
+        max_seqs: int,
+        now: float,
+    ) -> tuple[ScheduledSequence, ...]:
+        """Add rows of `sessions` to a step until it holds `budget` rows or `max_seqs` sessions."""
+        chosen = {item.request_id: item for item in scheduled}
+        num_left = budget - sum(len(item.token_ids) for item in scheduled)
+        for session in sessions:
+            if num_left <= 0 or len(chosen) >= max_seqs:
+                break
+            rows = session.pending_rows(num_left)
+            if self._sessions.make_room(session, session.num_computed_tokens + len(rows), chosen, now):
+                chosen[session.request_id] = self._rows_of(session, rows)
+                num_left -= len(rows)
+        return tuple(chosen.values())
+
+    def _rows_of(self, session: DraftSession, rows: tuple[int, ...]) -> ScheduledSequence:
+        return ScheduledSequence(
+            request_id=session.request_id,
+            token_ids=rows,
+            start=session.num_computed_tokens,
+            block_table=self._sessions.kv.block_table(session.request_id),
+            num_samples=int(session.wants_guess and len(rows) == session.num_pending_tokens),
+            sampling=session.sampling,
+        )
+
+    def _ship(self, session: DraftSession, now: float) -> None:
+        if session.is_due:
+            block: DraftBlock = session.take_block(now)
+            self._events.append(block)

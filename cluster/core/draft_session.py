@@ -1,0 +1,133 @@
+"""One request's drafting state. Pure: nothing here knows of a model, a clock or a thread.
+
+    tokens    | committed: prompt + output      | guesses                 |
+    0                              committed_len                 num_tokens
+    KV valid  | .......................... num_computed_tokens <= num_tokens - 1
+
+The last token never has KV: it is the row that the next guess is sampled from. That holds for a last guess too, so
+after a full acceptance the session ingests its own last guess before it drafts on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+from cluster.messages import MAX_DRAFT_TOKENS, Committed, DraftBlock, Open
+
+
+class CommitOutcome(Enum):
+    """What a `Committed` message meant to a session."""
+
+    APPLIED = "applied"
+    STALE = "stale"  # of an earlier epoch, or for a length already passed: a duplicate or a late one
+    GAP = "gap"  # something before it was lost, so the session can no longer follow
+
+
+class DraftSession:
+    """Owns what is committed for one request, what is guessed after it, and how much of both has valid KV."""
+
+    __slots__ = (
+        "_stop_token_ids", "draft_len", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens", "opened_at",
+        "request_id", "sampling", "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, message: Open, max_len: int, eos_token_ids: frozenset[int], now: float) -> None:
+        """Begin at `message.token_ids` (at least one). `max_len` bounds committed and guessed tokens together."""
+        sampling = message.sampling
+        self.request_id = message.request_id
+        self.epoch = message.epoch
+        self.sampling = replace(sampling, num_logprobs=None)  # guesses need no log-probabilities
+        self.token_ids = list(message.token_ids)
+        self.guesses: list[int] = []
+        self.num_computed_tokens = 0
+        self.max_len = max_len
+        self.draft_len = min(message.draft_len, MAX_DRAFT_TOKENS)  # guesses still owed for this committed_len; 0: none
+        self.opened_at = now
+        self.last_used = now
+        eos = frozenset[int]() if sampling.ignore_eos else eos_token_ids
+        self._stop_token_ids = eos | frozenset(sampling.stop_token_ids)
+
+    @property
+    def committed_len(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + len(self.guesses)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a block is owed and nothing more can or need be guessed for it."""
+        return self.draft_len > 0 and (len(self.guesses) >= self._limit or self._has_ended)
+
+    @property
+    def wants_guess(self) -> bool:
+        return self.draft_len > 0 and not self.is_due
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Rows to run before the session is up to date; the last token's row only if a guess is wanted from it."""
+        return self.num_tokens - self.num_computed_tokens - (0 if self.wants_guess else 1)
+
+    def pending_rows(self, limit: int) -> tuple[int, ...]:
+        """The next tokens without KV, at most `limit`, from position num_computed_tokens on."""
+        start = self.num_computed_tokens
+        stop = start + min(limit, self.num_pending_tokens)
+        split = self.committed_len
+        return tuple(self.token_ids[start:stop] + self.guesses[max(0, start - split) : max(0, stop - split)])
+
+    def commit(self, message: Committed, now: float) -> CommitOutcome:
+        """Follow the target: keep guesses and KV up to the first difference, forget the rest."""
+        outcome = self._judge(message)
+        if outcome is CommitOutcome.APPLIED:
+            self._append(message.token_ids)
+            self.draft_len = min(message.draft_len, MAX_DRAFT_TOKENS)
+            self.last_used = now
+        return outcome
+
+    def advance(self, num_rows: int) -> None:
+        """Record that the next `num_rows` pending tokens now have KV."""
+        self.num_computed_tokens += num_rows
+
+    def add_guess(self, token_id: int) -> None:
+        """Append a guess sampled from the last token's row."""
+        self.guesses.append(token_id)
+
+    def take_block(self, now: float) -> DraftBlock:
+        """The block owed for this committed_len; nothing is owed afterwards. Guesses beyond it are kept."""
+        token_ids = tuple(self.guesses[: self._limit])
+        self.draft_len = 0
+        return DraftBlock(self.request_id, self.committed_len, token_ids, self.epoch, now - self.last_used)
+
+    @property
+    def _limit(self) -> int:
+        return min(self.draft_len, max(0, self.max_len - self.committed_len))
+
+    @property
+    def _has_ended(self) -> bool:
+        return bool(self.guesses) and self.guesses[-1] in self._stop_token_ids
+
+    def _judge(self, message: Committed) -> CommitOutcome:
+        if message.epoch < self.epoch or message.base_len < self.committed_len:
+            return CommitOutcome.STALE
+        if message.epoch > self.epoch or message.base_len > self.committed_len:
+            return CommitOutcome.GAP
+        return CommitOutcome.APPLIED
+
+    def _append(self, token_ids: tuple[int, ...]) -> None:
+        num_right = _common_prefix_len(self.guesses, token_ids)
+        is_confirmed = num_right == len(token_ids)  # the guesses after it were conditioned on the same prefix
+        kept_len = self.num_tokens if is_confirmed else self.committed_len + num_right
+        self.num_computed_tokens = min(self.num_computed_tokens, kept_len)
+        self.guesses = self.guesses[num_right:] if is_confirmed else []
+        self.token_ids.extend(token_ids)
+
+
+def _common_prefix_len(left: list[int], right: tuple[int, ...]) -> int:
+    length = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length

@@ -1,0 +1,136 @@
+"""The target's engine: commits tokens, one ragged step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from cluster.core.scheduler import Scheduler
+from cluster.core.step import SchedulerOutput, SchedulerStats, StepOutput, StepStats
+from cluster.messages import (
+    Abort,
+    Commit,
+    DraftBlock,
+    Refusal,
+    RefusalReason,
+    Submit,
+    TargetCommand,
+    TargetEvent,
+)
+from cluster.runtime.engine_loop import EngineLoop, Runner
+
+
+class TargetWork:
+    """Owns the requests that a target replica has answered for, over the scheduler that owns their sequences."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.is_draining = False
+        self._scheduler = scheduler
+        self._live: dict[str, None] = {}  # submitted and not finished, oldest first
+        self._events: list[TargetEvent] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._live
+
+    def handle(self, command: TargetCommand, now: float) -> None:
+        match command:
+            case Submit():
+                self._submit(command, now)
+            case DraftBlock():
+                self._scheduler.propose(command, now)
+            case Abort():
+                self._tell(self._scheduler.abort(command.request_id))
+
+    def refusal_of(self, command: TargetCommand, reason: RefusalReason, message: str) -> Refusal | None:
+        """The answer to a command that is not taken; only a submission wants one."""
+        return Refusal(command.request_id, reason, message) if isinstance(command, Submit) else None
+
+    def refuse(self, command: TargetCommand, reason: RefusalReason, message: str) -> None:
+        self._scheduler.abort(command.request_id)
+        self._live.pop(command.request_id, None)
+        self._events.append(Refusal(command.request_id, reason, message))
+
+    def refuse_all(self, reason: RefusalReason, message: str) -> None:
+        self._refuse_each(list(self._live), reason, message)
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        self._tell(*self._scheduler.expire(now))
+        return self._scheduler.schedule(now)
+
+    def apply(self, step: SchedulerOutput, output: StepOutput, now: float, step_s: float) -> StepStats:
+        commits = self._scheduler.apply(step.scheduled, output, now, step_s)
+        self._tell(*commits)
+        return step_stats(step, commits, step_s, self._scheduler.stats())
+
+    def fail(self, step: SchedulerOutput, message: str) -> None:
+        self._refuse_each([item.request_id for item in step.scheduled], RefusalReason.INTERNAL, message)
+
+    def take_events(self) -> list[TargetEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats()
+
+    def _submit(self, command: Submit, now: float) -> None:
+        if command.request_id in self._live:
+            return  # a second copy of the frame: the first one is being served
+        if self.is_draining:
+            self._events.append(Refusal(command.request_id, RefusalReason.DRAINING, "the target replica is draining"))
+            return
+        refusal = self._scheduler.submit(command, now)
+        if refusal is None:
+            self._live[command.request_id] = None
+        else:
+            self._events.append(refusal)
+
+    def _tell(self, *commits: Commit | None) -> None:
+        for commit in commits:
+            if commit is None:
+                continue
+            self._events.append(commit)
+            if commit.finish_reason is not None:
+                self._live.pop(commit.request_id, None)
+
+    def _refuse_each(self, request_ids: Sequence[str], reason: RefusalReason, message: str) -> None:
+        """Drop requests that are still live; a Refusal is their last event."""
+        for request_id in request_ids:
+            if request_id in self._live:
+                self._scheduler.abort(request_id)
+                del self._live[request_id]
+                self._events.append(Refusal(request_id, reason, message))
+
+
+class Engine(EngineLoop[TargetCommand, TargetEvent]):
+    """A target replica's engine: Submit, DraftBlock and Abort in; Commit, Refusal and PoolLoad out."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        on_events: Callable[[list[TargetEvent]], None] | None = None,
+        on_step: Callable[[StepStats], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(TargetWork(scheduler), runner, on_events, on_step, clock)
+
+
+def step_stats(
+    step: SchedulerOutput, commits: Sequence[Commit], duration_s: float, scheduler: SchedulerStats
+) -> StepStats:
+    """What one step did, counted from its rows and from what it committed."""
+    verified = [commit for commit in commits if commit.num_draft_tokens > 0]
+    reached = Counter(position for commit in verified for position in range(commit.num_accepted_tokens))
+    return StepStats(
+        duration_s=duration_s,
+        num_sequences=len(step.scheduled),
+        num_scheduled_tokens=step.num_scheduled_tokens,
+        num_draft_tokens=sum(commit.num_draft_tokens for commit in verified),
+        num_accepted_tokens=sum(commit.num_accepted_tokens for commit in verified),
+        num_emitted_tokens=sum(len(commit.token_ids) for commit in commits),
+        num_verified_sequences=len(verified),
+        accepted_per_position=tuple(reached[position] for position in range(max(reached, default=-1) + 1)),
+        scheduler=scheduler,
+    )

@@ -22,7 +22,13 @@ def accept_equal(draft_token_ids: Sequence[int], sampled_token_ids: Sequence[int
     """
     if len(sampled_token_ids) != len(draft_token_ids) + 1:
         raise ValueError(f"{len(draft_token_ids)} draft tokens need one more sample, got {len(sampled_token_ids)}")
-    num_accepted = 0
-    while num_accepted < len(draft_token_ids) and draft_token_ids[num_accepted] == sampled_token_ids[num_accepted]:
-        num_accepted += 1
+    num_accepted = common_prefix_len(draft_token_ids, sampled_token_ids)
     return AcceptResult(tuple(sampled_token_ids[: num_accepted + 1]), num_accepted)
+
+
+def common_prefix_len(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many leading elements are equal."""
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return index
+    return min(len(left), len(right))

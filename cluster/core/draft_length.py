@@ -1,22 +1,181 @@
-"""How many guesses to ask for: K per request, 0 = off."""
+"""How many guesses to ask for: K per request, 0 = off.
+
+A cycle with K guesses takes arrival(K) + step(rows with K) and emits E(K) = 1 + a + … + a^K tokens, where a is the
+chance that a guess is accepted given that those before it were. K maximises E(K) / cycle(K); K = 0 emits one token
+per plain step. Everything but E is measured.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cluster.core.cost_model import ArrivalCost, StepCost
 from cluster.messages import DraftLengthMode
+
+_PRIOR_ACCEPTANCE = 0.6  # before anything is measured: hopeful, so that speculation gets measured at all
+_PRIOR_TRIALS = 10.0
+_REQUEST_TRIALS = 8.0  # how many guesses a request must show before its own rate outweighs the pool's
+_POOL_DECAY = 0.995  # per verification
+_REQUEST_DECAY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLengthConfig:
-    """Limits of the draft length."""
+    """Limits of the draft length and how reluctantly it changes."""
 
     max_draft_tokens: int
     mode: DraftLengthMode = DraftLengthMode.ADAPTIVE
+    hysteresis: float = 0.1  # a new length must promise this much more tokens per second
+    probe_interval: int = 64  # tokens between two tries while off; doubles with each vain try
+    max_probe_interval: int = 512
+
+
+@dataclass(slots=True)
+class AcceptanceCount:
+    """Owns decaying counts of accepted guesses and of rejections (at most one per verification)."""
+
+    decay: float
+    accepted: float = 0.0
+    rejected: float = 0.0
+
+    def observe(self, num_accepted: int, rejected: bool) -> None:
+        self.accepted = self.accepted * self.decay + num_accepted
+        self.rejected = self.rejected * self.decay + rejected
+
+    def rate(self, prior: float, prior_trials: float) -> float:
+        """Mean of the Beta posterior. Unlike accepted/drafted, accepted/(accepted + rejected) does not depend on K."""
+        return (self.accepted + prior * prior_trials) / (self.accepted + self.rejected + prior_trials)
+
+
+@dataclass(slots=True)
+class DraftLengthState:
+    """One request's part of the decision; owned by its sequence, changed only by the controller."""
+
+    max_draft_tokens: int  # the request's own limit
+    draft_len: int = 0  # guesses asked for last
+    settled_len: int | None = None  # the length chosen last, probes aside
+    probe_interval: int = 0
+    probe_at: int = 0  # probe when so few tokens remain; remaining tokens only ever go down
+    acceptance: AcceptanceCount = field(default_factory=lambda: AcceptanceCount(_REQUEST_DECAY))
+    arrival: ArrivalCost = field(default_factory=ArrivalCost)
 
 
 class DraftLengthController:
     """Owns what a pool has measured about its drafts and steps, and turns it into a draft length per request."""
 
     def __init__(self, config: DraftLengthConfig) -> None:
-        raise NotImplementedError
+        self.config = config
+        self._steps = StepCost()
+        self._arrival = ArrivalCost()
+        self._acceptance = AcceptanceCount(_POOL_DECAY)
+        self._step_s_by_len: dict[int, list[float] | None] = {}  # by number of sequences, until the next measurement
+
+    # --- measurements ---
+
+    def observe_step(self, num_rows: int, seconds: float) -> None:
+        self._steps.observe(num_rows, seconds)
+        self._step_s_by_len.clear()
+
+    def observe_arrival(
+        self, state: DraftLengthState, num_draft_tokens: int, draft_time_s: float, seconds: float
+    ) -> None:
+        """A block of `num_draft_tokens` ≥ 1 came `seconds` after the commit that asked for it."""
+        self._arrival.observe(num_draft_tokens, draft_time_s, seconds)
+        state.arrival.observe(num_draft_tokens, draft_time_s, seconds)
+
+    def observe_acceptance(self, state: DraftLengthState, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        rejected = num_accepted_tokens < num_draft_tokens
+        self._acceptance.observe(num_accepted_tokens, rejected)
+        state.acceptance.observe(num_accepted_tokens, rejected)
+
+    # --- predictions ---
+
+    def acceptance_rate(self, state: DraftLengthState) -> float:
+        pool_rate = self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_TRIALS)
+        return state.acceptance.rate(pool_rate, _REQUEST_TRIALS)
+
+    def expected_tokens(self, state: DraftLengthState, num_draft_tokens: int) -> float:
+        """E(K): tokens emitted per verification, the target's own token included."""
+        rate = self.acceptance_rate(state)
+        return sum(rate**position for position in range(num_draft_tokens + 1))
+
+    def arrival_s(self, state: DraftLengthState, num_draft_tokens: int) -> float | None:
+        """Seconds from a commit to its block; the request's own measurements first, then the pool's."""
+        own = state.arrival.predict(num_draft_tokens)
+        return self._arrival.predict(num_draft_tokens) if own is None else own
+
+    def step_s(self, num_rows: int) -> float | None:
+        return self._steps.predict(num_rows)
+
+    # --- the decision ---
+
+    def next_draft_len(self, state: DraftLengthState, remaining_tokens: int, num_sequences: int) -> int:
+        """Guesses to ask for when `remaining_tokens` may still be emitted and `num_sequences` share the steps.
+
+        At most remaining_tokens - 1: the target always emits one token of its own.
+        """
+        limit = min(self.config.max_draft_tokens, state.max_draft_tokens, remaining_tokens - 1)
+        if limit <= 0:
+            state.draft_len = 0
+        elif self.config.mode is DraftLengthMode.FIXED:
+            state.draft_len = limit
+        else:
+            state.draft_len = self._adapt(state, limit, remaining_tokens, num_sequences)
+        return state.draft_len
+
+    def _adapt(self, state: DraftLengthState, limit: int, remaining_tokens: int, num_sequences: int) -> int:
+        rates = self._tokens_per_second(state, limit, num_sequences)
+        if rates is None:
+            return limit  # nothing is measured yet: ask, and learn
+        best = max(range(limit + 1), key=rates.__getitem__)
+        if state.settled_len is not None:
+            settled = min(state.settled_len, limit)
+            if rates[best] <= (1 + self.config.hysteresis) * rates[settled]:
+                best = settled
+        if best == 0:
+            hopeful = max(range(1, limit + 1), key=rates.__getitem__)
+            return self._probe(state, hopeful, remaining_tokens)
+        state.settled_len = best
+        return best
+
+    def _probe(self, state: DraftLengthState, draft_len: int, remaining_tokens: int) -> int:
+        """While off: `draft_len` once per interval, else 0. Each vain probe doubles the interval."""
+        if state.settled_len != 0:
+            state.settled_len = 0
+            state.probe_interval = self.config.probe_interval
+            state.probe_at = remaining_tokens - state.probe_interval
+        if remaining_tokens > state.probe_at:
+            return 0
+        state.probe_interval = min(2 * state.probe_interval, self.config.max_probe_interval)
+        state.probe_at = remaining_tokens - state.probe_interval
+        return draft_len
+
+    def _tokens_per_second(self, state: DraftLengthState, limit: int, num_sequences: int) -> list[float] | None:
+        """For each K in 0 … limit; None while a part of the cycle has not been measured."""
+        step_s = self._step_s(num_sequences)
+        first_arrival = self.arrival_s(state, 1)
+        if step_s is None or first_arrival is None:
+            return None
+        per_guess = (self.arrival_s(state, 2) or first_arrival) - first_arrival
+        acceptance = self.acceptance_rate(state)
+        rates = [1.0 / step_s[0]]
+        expected, accepted = 1.0, 1.0
+        for draft_len in range(1, limit + 1):
+            accepted *= acceptance
+            expected += accepted
+            rates.append(expected / (first_arrival + (draft_len - 1) * per_guess + step_s[draft_len]))
+        return rates
+
+    def _step_s(self, num_sequences: int) -> list[float] | None:
+        """Predicted step time by draft length, every sequence drafting as much; computed once per measurement."""
+        if num_sequences not in self._step_s_by_len:
+            self._step_s_by_len[num_sequences] = self._predict_steps(num_sequences)
+        return self._step_s_by_len[num_sequences]
+
+    def _predict_steps(self, num_sequences: int) -> list[float] | None:
+        predicted = [
+            self._steps.predict(num_sequences * (1 + draft_len))
+            for draft_len in range(self.config.max_draft_tokens + 1)
+        ]
+        known = [max(seconds, 1e-9) for seconds in predicted if seconds is not None]
+        return known if len(known) == len(predicted) else None

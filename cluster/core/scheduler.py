@@ -1,27 +1,27 @@
-"""What runs in the next step, and what its result commits."""
+"""What runs in the next step, and what its result commits.
+
+There is no prefill phase and no decode phase: a sequence's work is the tokens that it has not computed, plus guesses.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import count
 
+from cluster.core.acceptance import accept_equal
+from cluster.core.admission import SchedulerConfig, make_sequence, refuse, refuse_duplicate, refuse_overload
+from cluster.core.block_pool import IntegrityError
+from cluster.core.deadlines import Deadlines
 from cluster.core.draft_length import DraftLengthController
+from cluster.core.hold import HoldPolicy
 from cluster.core.kv_cache import KVCacheManager
-from cluster.core.step import ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput
-from cluster.messages import Commit, DraftBlock, HoldMode, Refusal, Submit
+from cluster.core.proposals import Proposals
+from cluster.core.sequence import HoldOutcome, Sequence, SequenceStatus
+from cluster.core.sequence_queue import SequenceQueue
+from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput
+from cluster.core.step_plan import StepPlan
+from cluster.messages import Commit, DraftBlock, FinishReason, Refusal, Submit
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of one target replica."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    max_queued: int
-    vocab_size: int  # prompts and guesses outside it are refused
-    eos_token_ids: frozenset[int] = frozenset()
-    hold: HoldMode = HoldMode.BREAK_EVEN
-    max_hold_s: float = 0.05
+__all__ = ["Scheduler", "SchedulerConfig"]
 
 
 class Scheduler:
@@ -32,40 +32,253 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, draft_length: DraftLengthController) -> None:
-        raise NotImplementedError
+        self.config = config
+        self._kv = kv
+        self._draft_length = draft_length
+        self._hold = HoldPolicy(config.hold, config.max_hold_s, draft_length)
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting = SequenceQueue()
+        self._running = SequenceQueue()
+        self._proposals = Proposals(config.vocab_size, self._hold, draft_length)
+        self._deadlines = Deadlines()
+        self._arrivals = count()
+        self._num_preemptions = 0
 
     @property
     def num_unfinished(self) -> int:
         """Sequences that are running or waiting."""
-        raise NotImplementedError
+        return len(self._sequences)
+
+    # --- commands ---
 
     def submit(self, submit: Submit, now: float) -> Refusal | None:
-        raise NotImplementedError
+        """Queue a request; or say why not: a duplicate, malformed, too long for the model or the pool, no room."""
+        if submit.request_id in self._sequences:
+            return refuse_duplicate(submit)
+        refusal = refuse(submit, self.config, self._kv)
+        if refusal is not None:
+            return refusal
+        if len(self._sequences) >= self.config.max_num_seqs + self.config.max_queued:
+            return refuse_overload(submit, len(self._waiting))
+        sequence = make_sequence(submit, self.config, next(self._arrivals), now)
+        self._sequences[submit.request_id] = sequence
+        self._waiting.add(sequence)
+        if submit.deadline_s is not None:
+            self._deadlines.add(sequence, now + submit.deadline_s)
+        return None
 
     def propose(self, block: DraftBlock, now: float) -> None:
-        raise NotImplementedError
+        """Take a block's guesses as far as they fit what is committed; one that does not fit is dropped and counted."""
+        sequence = self._sequences.get(block.request_id)
+        if sequence is not None:
+            self._proposals.take(sequence, block, now)
 
     def abort(self, request_id: str) -> Commit | None:
         """Forget a sequence at any moment and free its KV; its last, empty Commit, or None for an unknown id."""
-        raise NotImplementedError
+        sequence = self._sequences.get(request_id)
+        return None if sequence is None else self._end(sequence, FinishReason.CANCELLED)
 
     def expire(self, now: float) -> list[Commit]:
         """Finish every sequence whose deadline has passed. Call before schedule."""
-        raise NotImplementedError
+        expired = self._deadlines.take_expired(self._sequences, now)
+        return [self._end(sequence, FinishReason.DEADLINE) for sequence in expired]
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> Commit:
+        self._forget(sequence, reason)
+        return Commit(sequence.request_id, sequence.num_tokens, (), finish_reason=reason)
+
+    def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
+        (self._running if sequence.status is SequenceStatus.RUNNING else self._waiting).remove(sequence)
+        sequence.status, sequence.finish_reason, sequence.in_step = SequenceStatus.FINISHED, reason, False
+        del self._sequences[sequence.request_id]
+        self._kv.free(sequence.request_id)
+
+    # --- planning a step ---
 
     def schedule(self, now: float) -> SchedulerOutput:
-        """Nothing scheduled and no wake_at: nothing to do until the next command."""
-        raise NotImplementedError
+        """Share one token budget: a row for every decoding sequence, then guesses, then prefill, in order of service.
+
+        Guesses get at most half of what prefill could use, prefill gets the rest. Nothing scheduled and no wake_at
+        means that there is nothing to do until the next command.
+        """
+        plan = StepPlan(self.config.max_num_batched_tokens)
+        self._plan_decodes(plan, now)
+        if not plan.has_preempted:
+            self._admit()
+        prefilling = [sequence for sequence in self._running if sequence.is_prefilling]
+        self._plan_guesses(plan, plan.num_rows_left // 2 if prefilling else plan.num_rows_left)
+        self._plan_prefills(plan, prefilling)
+        return self._freeze(plan, now)
+
+    def _plan_decodes(self, plan: StepPlan, now: float) -> None:
+        num_running = len(self._running)
+        for sequence in tuple(self._running):
+            if sequence.is_prefilling:  # or preempted in this very loop
+                continue
+            held_until = self._hold.until(sequence, num_running, now)
+            if held_until is not None:
+                plan.hold(held_until)
+            elif self._make_room(sequence, plan):
+                plan.add(sequence, 1)
+
+    def _make_room(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """A slot for every committed token, at the cost of those served last; False if it had to give way itself.
+
+        The first in line always gets its slots: a single sequence fits into the pool, or it would have been refused.
+        Guesses are planned later and hold no blocks between steps, so lookahead never costs anyone their KV.
+        """
+        while not self._kv.allocate_slots(sequence.request_id, sequence.num_tokens):
+            victim = self._running.last
+            self._preempt(victim)
+            plan.has_preempted = True
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._kv.free(sequence.request_id)
+        self._running.remove(sequence)
+        sequence.reset_kv()
+        self._waiting.add(sequence)
+        self._num_preemptions += 1
+
+    def _admit(self) -> None:
+        """Start waiting sequences in order, each with KV for all that it has to compute.
+
+        One spare block per running sequence stays free, lest the newcomer be preempted at once.
+        """
+        while len(self._waiting) and len(self._running) < self.config.max_running:
+            sequence = self._waiting.first
+            num_needed = self._kv.num_blocks_for(sequence.num_tokens)
+            if num_needed + len(self._running) > self._kv.pool.num_free:
+                return
+            self._kv.allocate_slots(sequence.request_id, sequence.num_tokens)
+            self._waiting.remove(sequence)
+            sequence.status = SequenceStatus.RUNNING
+            self._running.add(sequence)
+
+    def _plan_guesses(self, plan: StepPlan, num_rows: int) -> None:
+        """Equal shares of `num_rows`; what one does not use goes to the next. Short of KV, guesses are left out."""
+        guessing = [(rows, guesses) for rows in plan if (guesses := rows.sequence.guesses())]
+        for index, (rows, guesses) in enumerate(guessing):
+            guesses = guesses[: num_rows // (len(guessing) - index)]
+            num_tokens = rows.sequence.num_tokens
+            while guesses and not self._kv.allocate_slots(rows.sequence.request_id, num_tokens + len(guesses)):
+                guesses = guesses[:-1]
+            plan.add_guesses(rows, guesses)
+            num_rows -= len(guesses)
+
+    def _plan_prefills(self, plan: StepPlan, prefilling: list[Sequence]) -> None:
+        for sequence in prefilling:
+            if plan.num_rows_left == 0:
+                return
+            plan.add(sequence, min(plan.num_rows_left, sequence.num_uncomputed_tokens))
+
+    def _freeze(self, plan: StepPlan, now: float) -> SchedulerOutput:
+        for rows in plan:
+            sequence = rows.sequence
+            sequence.in_step = True
+            if sequence.first_scheduled_at is None:
+                sequence.first_scheduled_at = now
+            held_since = sequence.wait.held_since if sequence.wait is not None else None
+            sequence.held_s = 0.0 if held_since is None else now - held_since
+        return SchedulerOutput(tuple(rows.freeze(self._kv) for rows in plan), self._wake_at(plan))
+
+    def _wake_at(self, plan: StepPlan) -> float | None:
+        """The end of the first hold, or a deadline before that."""
+        deadline = self._deadlines.earliest
+        return plan.wake_at if plan.wake_at is None or deadline is None else min(plan.wake_at, deadline)
+
+    # --- committing a step ---
 
     def apply(
         self, scheduled: tuple[ScheduledSequence, ...], step_output: StepOutput, now: float, step_s: float
     ) -> list[Commit]:
-        """Raises ValueError for an output that does not fit; abort the step's sequences then."""
-        raise NotImplementedError
+        """Commit what the step computed and sampled; sequences aborted meanwhile are skipped.
+
+        Raises ValueError for an output that does not fit what was scheduled: abort the step's sequences then.
+        """
+        self._draft_length.observe_step(sum(len(item.token_ids) for item in scheduled), step_s)
+        commits = []
+        for item in scheduled:
+            sequence = self._sequences.get(item.request_id)
+            if sequence is None or not sequence.in_step:
+                continue
+            sequence.in_step = False
+            sequence.num_computed_tokens += len(item.token_ids) - item.num_draft_tokens
+            if item.num_samples:
+                commits.append(self._commit(sequence, item, _samples(item, step_output), now, step_s))
+        return commits
+
+    def _commit(
+        self, sequence: Sequence, item: ScheduledSequence, sampled: SampledTokens, now: float, step_s: float
+    ) -> Commit:
+        num_known = len(item.token_ids) - item.num_draft_tokens
+        accepted = accept_equal(item.token_ids[num_known:], sampled.token_ids)
+        if item.num_draft_tokens:
+            self._draft_length.observe_acceptance(sequence.draft_length, item.num_draft_tokens, accepted.num_accepted)
+        token_ids, finish_reason = sequence.cut(accepted.emitted)
+        base_len, timings = sequence.num_tokens, sequence.timings(step_s)
+        sequence.append(token_ids)
+        if finish_reason is None:
+            next_draft_len = self._go_on(sequence, item, now)
+        else:
+            next_draft_len = 0
+            self._forget(sequence, finish_reason)
+        return Commit(
+            request_id=sequence.request_id,
+            base_len=base_len,
+            token_ids=token_ids,
+            next_draft_len=next_draft_len,
+            num_draft_tokens=item.num_draft_tokens,
+            num_accepted_tokens=min(accepted.num_accepted, len(token_ids)),
+            finish_reason=finish_reason,
+            logprobs=None if sampled.logprobs is None else sampled.logprobs[: len(token_ids)],
+            timings=timings,
+        )
+
+    def _go_on(self, sequence: Sequence, item: ScheduledSequence, now: float) -> int:
+        """Forget the rejected guesses' KV, keep the guesses that still fit, and ask for the next ones."""
+        self._kv.truncate(sequence.request_id, sequence.num_computed_tokens)
+        self._proposals.drop_if_stale(sequence, was_verified=item.num_draft_tokens > 0)
+        num_guesses = self._draft_length.next_draft_len(
+            sequence.draft_length, sequence.num_remaining_tokens, len(self._running)
+        )
+        sequence.ask_for_block(num_guesses, now)
+        return num_guesses
+
+    # --- books ---
 
     def stats(self) -> SchedulerStats:
-        raise NotImplementedError
+        pool = self._kv.pool
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_used_blocks=pool.num_used,
+            num_total_blocks=pool.num_blocks,
+            peak_used_blocks=pool.peak_used,
+            num_preemptions=self._num_preemptions,
+            num_stale_blocks=self._proposals.num_stale,
+            holds={outcome.value: self._hold.outcomes[outcome] for outcome in HoldOutcome},
+        )
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless queues, block tables and block pool agree."""
-        raise NotImplementedError
+        queued = {sequence.request_id: sequence for sequence in (*self._waiting, *self._running)}
+        if queued != self._sequences or len(self._waiting) + len(self._running) != len(queued):
+            raise IntegrityError("a sequence is in no queue, or in two")
+        for sequence in self._waiting:
+            if self._kv.block_table(sequence.request_id):
+                raise IntegrityError(f"{sequence.request_id} waits but holds KV")
+        for sequence in self._running:
+            num_slots = len(self._kv.block_table(sequence.request_id)) * self._kv.block_size
+            if num_slots < sequence.num_computed_tokens:
+                raise IntegrityError(f"{sequence.request_id} has computed more tokens than it has slots")
+        self._kv.check_integrity()
+
+
+def _samples(item: ScheduledSequence, step_output: StepOutput) -> SampledTokens:
+    sampled = step_output.samples.get(item.request_id)
+    if sampled is None:
+        raise ValueError(f"the step sampled nothing for {item.request_id}")
+    return sampled

@@ -67,7 +67,7 @@ class SchedulerStats:
     peak_used_blocks: int
     num_preemptions: int = 0
     num_stale_blocks: int = 0  # draft blocks whose stamp or shape no longer fitted
-    holds: Mapping[str, int] = field(default_factory=dict)  # by outcome: arrived, expired, not_worth
+    holds: Mapping[str, int] = field(default_factory=dict)  # by outcome: arrived, declined, expired, not_worth
 
     @property
     def num_free_blocks(self) -> int:

@@ -1,0 +1,148 @@
+"""One request inside a target replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cluster.core.draft_length import DraftLengthState
+from cluster.messages import DraftBlock, FinishReason, StepTimings, Submit
+
+_MAX_REMEMBERED_COMMITS = 8  # a block later than that teaches nothing
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"  # holds no KV, has not run yet
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waits again: lost its KV to others, keeps its tokens
+    FINISHED = "finished"
+
+
+class HoldOutcome(Enum):
+    """What came of a sequence's wait for its block."""
+
+    ARRIVED = "arrived"  # held, and the block came
+    DECLINED = "declined"  # held, and word came that there will be no block
+    EXPIRED = "expired"  # held in vain
+    NOT_WORTH = "not_worth"  # not held: decoding plainly was the better bet
+
+
+@dataclass(slots=True)
+class BlockWait:
+    """The wait for the block that the last commit asked for: at most one hold, with one outcome."""
+
+    num_draft_tokens: int
+    asked_at: float
+    held_since: float | None = None
+    hold_until: float | None = None
+    outcome: HoldOutcome | None = None
+
+
+def guesses_left(block: DraftBlock, token_ids: list[int]) -> tuple[int, ...]:
+    """The guesses of a block that are still ahead of the committed tokens; empty if any of the others was wrong.
+
+    token_ids   ............ committed_len ............ len(token_ids)
+    block                    | must equal token_ids     | guesses left |
+    """
+    offset = len(token_ids) - block.committed_len
+    if not 0 <= offset < len(block.token_ids) or block.committed_len < 0:
+        return ()
+    if offset and tuple(token_ids[block.committed_len :]) != block.token_ids[:offset]:
+        return ()
+    return block.token_ids[offset:]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Owns one request's tokens and progress. Mutable; only the scheduler changes it.
+
+    token_ids   | prompt | output ......................... |
+    KV valid    | num_computed_tokens .... |                 (num_tokens - 1 while decoding)
+    """
+
+    request: Submit
+    order: tuple[int, int]  # (priority, arrival number): lower is served first and preempted last
+    arrived_at: float
+    max_num_tokens: int  # prompt and output: the request's max_tokens or the model's context, whichever ends first
+    stop_token_ids: frozenset[int]
+    draft_length: DraftLengthState
+    token_ids: list[int]
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0
+    in_step: bool = False  # scheduled, not applied yet
+    pending: DraftBlock | None = None  # the newest block whose guesses fit the committed tokens
+    wait: BlockWait | None = None
+    draft_is_late: bool = False  # a hold expired and nothing has come since
+    asked_at: dict[int, float] = field(default_factory=dict)  # committed_len -> when its commit asked for a block
+    first_scheduled_at: float | None = None
+    held_s: float = 0.0  # how long the hold before the step under way lasted
+    has_committed: bool = False
+    finish_reason: FinishReason | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """More to compute than the one row of a plain decode."""
+        return self.num_computed_tokens == 0 or self.num_uncomputed_tokens > 1
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        return self.max_num_tokens - len(self.token_ids)
+
+    def guesses(self) -> tuple[int, ...]:
+        """Guesses to verify next: as many as were asked for and can still be emitted, the target's own token aside."""
+        if self.pending is None:
+            return ()
+        limit = min(self.draft_length.draft_len, self.num_remaining_tokens - 1)
+        return guesses_left(self.pending, self.token_ids)[: max(limit, 0)]
+
+    def cut(self, emitted: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """The emitted tokens up to and including the one that ends the sequence, and why it ends there."""
+        for count, token_id in enumerate(emitted, start=1):
+            if token_id in self.stop_token_ids:
+                return emitted[:count], FinishReason.STOP
+            if count == self.num_remaining_tokens:
+                return emitted[:count], FinishReason.LENGTH
+        return emitted, None
+
+    def append(self, token_ids: tuple[int, ...]) -> None:
+        """Commit sampled tokens: KV is valid for all but the last."""
+        self.token_ids.extend(token_ids)
+        self.num_computed_tokens = len(self.token_ids) - 1
+
+    def timings(self, step_s: float) -> StepTimings:
+        """Of the commit that is being made; the time in the queue belongs to the first."""
+        queue_s = 0.0
+        if not self.has_committed and self.first_scheduled_at is not None:
+            queue_s = self.first_scheduled_at - self.arrived_at
+        self.has_committed = True
+        return StepTimings(queue_s, step_s, self.held_s)
+
+    def ask_for_block(self, num_draft_tokens: int, now: float) -> None:
+        """The commit at `now` asks for so many guesses; 0 asks for none."""
+        self.wait = None
+        if num_draft_tokens == 0:
+            return
+        self.wait = BlockWait(num_draft_tokens, now)
+        self.asked_at[self.num_tokens] = now
+        if len(self.asked_at) > _MAX_REMEMBERED_COMMITS:
+            del self.asked_at[next(iter(self.asked_at))]
+
+    def reset_kv(self) -> None:
+        """Its KV is gone: everything must be computed again. Tokens and guesses stay."""
+        self.num_computed_tokens = 0
+        self.wait = None
+        self.status = SequenceStatus.PREEMPTED

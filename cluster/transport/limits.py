@@ -1,0 +1,173 @@
+"""What a message on the wire may hold: one check per message, made before encoding and after decoding.
+
+A pool replica trusts routers to have validated requests at ingress, but not the bytes: whatever passes these checks
+cannot exhaust memory, and breaks no assumption that the engine makes about ranges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from cluster.messages import (
+    MAX_DRAFT_TOKENS,
+    Abort,
+    Close,
+    Commit,
+    Committed,
+    DraftBlock,
+    Open,
+    PoolLoad,
+    Refusal,
+    SamplingParams,
+    StepTimings,
+    Submit,
+    TokenLogprobs,
+)
+
+MAX_FRAME_BYTES = 16 << 20  # also gRPC's own limit on both ends
+MAX_REQUEST_ID_CHARS = 128
+MAX_LABEL_CHARS = 256
+MAX_COUNT = 2**31 - 1  # token ids, lengths, epochs and counters
+MAX_SEQUENCE_TOKENS = 1 << 20
+MAX_COMMIT_TOKENS = MAX_DRAFT_TOKENS + 1  # a full window and the bonus token
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 4096
+MAX_STOP_TOKEN_IDS = 4096
+MAX_TOP_LOGPROBS = 128
+MAX_REFUSAL_CHARS = 1024
+
+
+class CodecError(ValueError):
+    """Bytes that are not a message of this protocol, or a message that the protocol cannot carry; names the field."""
+
+
+def check_request_id(request_id: str) -> None:
+    if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS:
+        raise CodecError(f"request_id: must have 1 to {MAX_REQUEST_ID_CHARS} characters, got {len(request_id)}")
+
+
+def check_submit(message: Submit) -> None:
+    check_request_id(message.request_id)
+    _text("tenant", message.tenant, MAX_LABEL_CHARS)
+    num_output = len(message.output_token_ids)
+    _token_ids("prompt_token_ids", message.prompt_token_ids, MAX_SEQUENCE_TOKENS - num_output, at_least=1)
+    _token_ids("output_token_ids", message.output_token_ids, MAX_SEQUENCE_TOKENS)
+    _count("max_draft_tokens", message.max_draft_tokens, MAX_DRAFT_TOKENS)
+    if message.deadline_s is not None and not math.isfinite(message.deadline_s):
+        raise CodecError(f"deadline_s: must be finite, got {message.deadline_s}")
+    _sampling(message.sampling)
+
+
+def check_draft_block(message: DraftBlock) -> None:
+    check_request_id(message.request_id)
+    _count("committed_len", message.committed_len)
+    _count("epoch", message.epoch)
+    _token_ids("token_ids", message.token_ids, MAX_DRAFT_TOKENS)
+    _seconds("draft_time_s", message.draft_time_s)
+
+
+def check_named(message: Abort | Close) -> None:
+    check_request_id(message.request_id)
+
+
+def check_commit(message: Commit) -> None:
+    check_request_id(message.request_id)
+    _count("base_len", message.base_len)
+    _token_ids("token_ids", message.token_ids, MAX_COMMIT_TOKENS)
+    _count("next_draft_len", message.next_draft_len, MAX_DRAFT_TOKENS)
+    _count("num_draft_tokens", message.num_draft_tokens, MAX_DRAFT_TOKENS)
+    _count("num_accepted_tokens", message.num_accepted_tokens, message.num_draft_tokens)
+    _timings(message.timings)
+    if message.logprobs is not None:
+        _logprobs(message.logprobs, len(message.token_ids))
+
+
+def check_refusal(message: Refusal) -> None:
+    check_request_id(message.request_id)
+    _text("message", message.message, MAX_REFUSAL_CHARS)
+    _count("epoch", message.epoch)
+
+
+def check_load(message: PoolLoad) -> None:
+    _count("num_running", message.num_running)
+    _count("num_waiting", message.num_waiting)
+    _count("num_total_blocks", message.num_total_blocks)
+    _count("num_free_blocks", message.num_free_blocks, message.num_total_blocks)
+    _count("peak_used_blocks", message.peak_used_blocks, message.num_total_blocks)
+
+
+def check_open(message: Open) -> None:
+    check_request_id(message.request_id)
+    _text("tenant", message.tenant, MAX_LABEL_CHARS)
+    _count("epoch", message.epoch)
+    _token_ids("token_ids", message.token_ids, MAX_SEQUENCE_TOKENS, at_least=1)
+    _count("draft_len", message.draft_len, MAX_DRAFT_TOKENS)
+    _sampling(message.sampling)
+
+
+def check_committed(message: Committed) -> None:
+    check_request_id(message.request_id)
+    _count("epoch", message.epoch)
+    _count("base_len", message.base_len)
+    _token_ids("token_ids", message.token_ids, MAX_SEQUENCE_TOKENS)
+    _count("draft_len", message.draft_len, MAX_DRAFT_TOKENS)
+
+
+def _sampling(params: SamplingParams) -> None:
+    _count("sampling.max_tokens", params.max_tokens, at_least=1)
+    _count("sampling.seed", params.seed, 2**64 - 1)
+    _range("sampling.temperature", params.temperature, lambda value: 0 <= value < math.inf)
+    _range("sampling.top_p", params.top_p, lambda value: 0 < value <= 1)
+    _range("sampling.min_p", params.min_p, lambda value: 0 <= value <= 1)
+    if params.top_k is not None:
+        _count("sampling.top_k", params.top_k, at_least=1)
+    if params.num_logprobs is not None:
+        _count("sampling.num_logprobs", params.num_logprobs, MAX_TOP_LOGPROBS)
+    _count("sampling.stop", len(params.stop), MAX_STOP_STRINGS)
+    for text in params.stop:
+        _text("sampling.stop", text, MAX_STOP_CHARS)
+    _token_ids("sampling.stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+
+
+def _logprobs(logprobs: Sequence[TokenLogprobs], num_tokens: int) -> None:
+    if len(logprobs) != num_tokens:
+        raise CodecError(f"logprobs: must be one per token, got {len(logprobs)} for {num_tokens}")
+    for entry in logprobs:
+        _count("logprobs.top", len(entry.top), MAX_TOP_LOGPROBS)
+        pairs = ((entry.token_id, entry.logprob), *entry.top)
+        _token_ids("logprobs.token_id", [token_id for token_id, _ in pairs], len(pairs))
+        if any(math.isnan(logprob) for _, logprob in pairs):
+            raise CodecError("logprobs.logprob: is not a number")
+
+
+def _timings(timings: StepTimings) -> None:
+    _seconds("timings.queue_s", timings.queue_s)
+    _seconds("timings.step_s", timings.step_s)
+    _seconds("timings.held_s", timings.held_s)
+
+
+def _token_ids(field: str, token_ids: Sequence[int], at_most: int, at_least: int = 0) -> None:
+    if not at_least <= len(token_ids) <= at_most:
+        raise CodecError(f"{field}: must hold {at_least} to {at_most} tokens, got {len(token_ids)}")
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) <= MAX_COUNT):
+        raise CodecError(f"{field}: token ids must lie in 0..{MAX_COUNT}")
+
+
+def _count(field: str, value: int, at_most: int = MAX_COUNT, at_least: int = 0) -> None:
+    if not at_least <= value <= at_most:
+        raise CodecError(f"{field}: must lie in {at_least}..{at_most}, got {value}")
+
+
+def _seconds(field: str, value: float) -> None:
+    _range(field, value, lambda seconds: 0 <= seconds < math.inf)
+
+
+def _range(field: str, value: float, holds: Callable[[float], bool]) -> None:
+    if not holds(value):
+        raise CodecError(f"{field}: out of range, got {value}")
+
+
+def _text(field: str, value: str, at_most: int) -> None:
+    if len(value) > at_most:
+        raise CodecError(f"{field}: must have at most {at_most} characters, got {len(value)}")

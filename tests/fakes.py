@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import functools
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.messages import (
     ErrorKind,
     FinishReason,
     GenerateRequest,
     GenerationStats,
     RequestError,
+    SamplingParams,
     TokenDelta,
     TokenLogprobs,
 )
@@ -119,3 +125,150 @@ class FakeBackend:
 def _logprobs(request: GenerateRequest, token_id: int) -> TokenLogprobs:
     top = tuple((other, -0.5 - rank) for rank, other in enumerate((token_id, 0, 200)[: request.sampling.num_logprobs]))
     return TokenLogprobs(token_id, -0.5, top)
+
+
+# --- a model that is a hash ------------------------------------------------------------------------------------------
+
+_MASK = (1 << 64) - 1
+
+
+def _mix(state: int, value: int) -> int:
+    state = ((state ^ value) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK
+    return state ^ (state >> 29)
+
+
+@dataclass(frozen=True)
+class ToyModel:
+    """The next token is a hash of the whole prefix and the seed; with probability 1 - agreement it is off by one."""
+
+    vocab_size: int = 50
+    agreement: float = 1.0
+
+    def next_token(self, prefix_hash: int, sampling: SamplingParams) -> int:
+        state = _mix(prefix_hash, sampling.seed if sampling.temperature else 0)
+        is_right = _mix(state, 1) % 1000 < 1000 * self.agreement
+        return (state + (not is_right)) % self.vocab_size
+
+    def continuation(self, prefix: Sequence[int], sampling: SamplingParams, num_tokens: int) -> tuple[int, ...]:
+        """What the model says after `prefix`, one token at a time: the truth that an engine must reproduce."""
+        prefix_hash = functools.reduce(_mix, prefix, 0)
+        output: list[int] = []
+        for _ in range(num_tokens):
+            output.append(self.next_token(prefix_hash, sampling))
+            prefix_hash = _mix(prefix_hash, output[-1])
+        return tuple(output)
+
+
+class ToyRunner:
+    """Runs steps on a ToyModel; raises unless the KV that a row reads was computed, in the slots that its table names.
+
+    A slot remembers (position, hash of the tokens up to it). A hash only depends on what was really ingested, so a
+    wrong roll-back changes what is sampled, and a slot that another sequence has overwritten breaks the chain.
+    """
+
+    def __init__(self, block_size: int, model: ToyModel | None = None) -> None:
+        self.model = model or ToyModel()
+        self.steps: list[SchedulerOutput] = []
+        self.before_step: Callable[[SchedulerOutput], None] = lambda step: None
+        self._block_size = block_size
+        self._slots: dict[int, tuple[int, int, int]] = {}  # slot -> position, hash before, hash after
+
+    def execute(self, step: SchedulerOutput) -> StepOutput:
+        self.steps.append(step)
+        self.before_step(step)
+        ids = [item.request_id for item in step.scheduled]
+        assert len(set(ids)) == len(ids), "a sequence is in a step twice"
+        hashes = {item.request_id: self._ingest(item) for item in step.scheduled}
+        return StepOutput({item.request_id: self._sample(item, hashes) for item in step.scheduled if item.num_samples})
+
+    def _sample(self, item: ScheduledSequence, hashes: Mapping[str, list[int]]) -> SampledTokens:
+        sampled = hashes[item.request_id][-item.num_samples :]
+        return SampledTokens(tuple(self.model.next_token(prefix_hash, item.sampling) for prefix_hash in sampled))
+
+    def _ingest(self, item: ScheduledSequence) -> list[int]:
+        """The hash after each row."""
+        assert item.token_ids, "a sequence without rows"
+        assert 0 <= item.num_samples <= len(item.token_ids)
+        prefix_hash = self._read(item)
+        hashes = []
+        for position, token_id in enumerate(item.token_ids, start=item.start):
+            after = _mix(prefix_hash, token_id)
+            self._slots[self._slot(item, position)] = (position, prefix_hash, after)
+            prefix_hash = after
+            hashes.append(after)
+        return hashes
+
+    def _read(self, item: ScheduledSequence) -> int:
+        prefix_hash = 0
+        for position in range(item.start):
+            known = self._slots.get(self._slot(item, position))
+            assert known is not None, f"{item.request_id}: no KV at position {position}"
+            assert known[:2] == (position, prefix_hash), f"{item.request_id}: foreign KV at position {position}"
+            prefix_hash = known[2]
+        return prefix_hash
+
+    def _slot(self, item: ScheduledSequence, position: int) -> int:
+        block_id = item.block_table[position // self._block_size]
+        return block_id * self._block_size + position % self._block_size
+
+
+def sampling(max_tokens: int = 20, seed: int = 7, **fields: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=seed, **fields)
+
+
+# --- tiny random checkpoints ------------------------------------------------------------------------------------------
+
+TINY_VOCAB = 97
+
+_TINY_SHAPE: dict[str, Any] = {
+    "vocab_size": TINY_VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+
+
+def save_tiny_checkpoint(directory: Path, family: str = "llama", seed: int = 0, **overrides: Any) -> Any:
+    """Write a random float32 checkpoint in transformers' format and return transformers' own model of it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(family, **(_TINY_SHAPE | overrides))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():  # larger than the usual initialisation, so that every part of the network matters
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    model.save_pretrained(directory)
+    return model
+
+
+def save_tiny_draft(directory: Path, vocab: Sequence[int], seed: int = 1, **overrides: Any) -> None:
+    """Write a draft checkpoint: one layer, output vocabulary `vocab`, and its target's embedding."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save_tiny_checkpoint(directory, seed=seed, num_hidden_layers=1, **overrides)
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][: len(vocab)].clone()
+    tensors["draft_vocab"] = torch.tensor(vocab, dtype=torch.int32)
+    save_file(tensors, directory / "model.safetensors")
+    edit_json(
+        directory / "config.json",
+        paceline_draft={"target": None, "shares_target_embedding": True, "output_vocab_size": len(vocab)},
+    )
+
+
+def edit_json(file: Path, **fields: Any) -> None:
+    """Set top-level fields of a JSON object in place; None removes one."""
+    value = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({name: field for name, field in value.items() if field is not None}))

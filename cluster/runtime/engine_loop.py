@@ -127,7 +127,7 @@ class EngineLoop(Generic[CommandT, EventT]):
     def step(self) -> float | None:
         """Take the commands and run one step.
 
-        Returns when to call again on the engine's clock: now or earlier means at once, None when a command has come.
+        Returns when there is more to do on the engine's clock: now or earlier means at once, None not before a command.
         """
         is_draining = self._is_draining
         self._work.is_draining = is_draining
@@ -135,7 +135,7 @@ class EngineLoop(Generic[CommandT, EventT]):
         step = self._schedule()
         if not step.scheduled:
             self._settle(is_draining)
-            return _earliest(step.wake_at, self._load.due_at)
+            return step.wake_at
         self._emit(self._work.take_events())  # refusals and ready blocks need not wait for the model
         stats = self._run(step)
         self._settle(is_draining)
@@ -203,7 +203,7 @@ class EngineLoop(Generic[CommandT, EventT]):
     def _serve(self) -> None:
         try:
             while not self._is_stopping:
-                self._inbox.wait(self.step())
+                self._inbox.wait(_earliest(self.step(), self._load.due_at))
         except Exception as error:  # noqa: BLE001 - reported by check_health; nobody may be left waiting for an answer
             self._crash = error
             self.faults.record("the engine's thread has died", error)

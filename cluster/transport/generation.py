@@ -1,0 +1,95 @@
+"""Output streams as both public APIs consume them: every end that is no answer becomes a RequestError."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from cluster.messages import ErrorKind, FinishReason, GenerateRequest, RequestError, TokenDelta
+from cluster.transport.backend import InferenceBackend
+
+logger = logging.getLogger(__name__)
+
+_FAILURES = {
+    FinishReason.CANCELLED: (ErrorKind.UNAVAILABLE, "The request was cancelled by the server; send it again"),
+    FinishReason.DEADLINE: (ErrorKind.DEADLINE, "The request's deadline passed before its output was complete"),
+    FinishReason.ERROR: (ErrorKind.INTERNAL, "The request failed"),
+}
+
+
+async def output(backend: InferenceBackend, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+    """The deltas of one request, ending with finish reason STOP or LENGTH; RequestError for any other end.
+
+    An unexpected exception is logged here, once, and the client gets INTERNAL without its text.
+    """
+    try:
+        async with aclosing(backend.generate(request)) as deltas:
+            async for delta in deltas:
+                if delta.finish_reason in _FAILURES:
+                    if delta.token_ids or delta.text:
+                        yield replace(delta, finish_reason=None, stats=None)
+                    raise RequestError(*_FAILURES[delta.finish_reason])
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+    except RequestError:
+        raise
+    except Exception as error:
+        logger.exception("request %s failed", request.request_id)
+        raise _internal(request) from error
+    logger.error("the output of request %s ended without a finish reason", request.request_id)
+    raise _internal(request)
+
+
+def _internal(request: GenerateRequest) -> RequestError:
+    return RequestError(ErrorKind.INTERNAL, f"Internal error; request id {request.request_id}")
+
+
+async def outputs(
+    backend: InferenceBackend, requests: Sequence[GenerateRequest]
+) -> AsyncGenerator[tuple[int, TokenDelta], None]:
+    """The deltas of several requests as they come, each with its request's index; one error ends them all."""
+    if len(requests) > 1:
+        async with aclosing(_interleaved(backend, requests)) as indexed:
+            async for item in indexed:
+                yield item
+        return
+    async with aclosing(output(backend, requests[0])) as deltas:
+        async for delta in deltas:
+            yield 0, delta
+
+
+async def _interleaved(
+    backend: InferenceBackend, requests: Sequence[GenerateRequest]
+) -> AsyncGenerator[tuple[int, TokenDelta], None]:
+    queue: asyncio.Queue[tuple[int, TokenDelta] | RequestError] = asyncio.Queue(maxsize=len(requests))
+    tasks = [asyncio.create_task(_pump(backend, request, index, queue)) for index, request in enumerate(requests)]
+    unfinished = len(requests)
+    try:
+        while unfinished:
+            item = await queue.get()
+            if isinstance(item, RequestError):
+                raise item
+            unfinished -= item[1].finish_reason is not None
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    backend: InferenceBackend,
+    request: GenerateRequest,
+    index: int,
+    queue: asyncio.Queue[tuple[int, TokenDelta] | RequestError],
+) -> None:
+    try:
+        async with aclosing(output(backend, request)) as deltas:
+            async for delta in deltas:
+                await queue.put((index, delta))
+    except RequestError as error:
+        await queue.put(error)

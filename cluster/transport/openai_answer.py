@@ -1,0 +1,95 @@
+"""Sending one OpenAI-style answer: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cluster.messages import GenerateRequest, RequestError
+from cluster.transport.backend import InferenceBackend
+from cluster.transport.generation import outputs
+from cluster.transport.openai_errors import error_body, error_response
+from cluster.transport.openai_objects import Answer, ChoiceOutput, to_json, usage
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # reverse proxies would hold events back to fill their buffers
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """An answer to be generated; each of its methods is an ASGI application that generates and sends it once."""
+
+    answer: Answer
+    backend: InferenceBackend
+    requests: tuple[GenerateRequest, ...]  # one for each choice
+    include_usage: bool
+
+    async def send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            choices = await self._collect()
+        except RequestError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        total = usage(self._prompt_tokens(), sum(choice.num_tokens for choice in choices))
+        headers = {"x-request-id": self.answer.identity.id}
+        body = to_json(self.answer.whole(choices, total))
+        await Response(body, 200, headers, "application/json")(scope, receive, send)
+
+    async def send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The status goes out with the first event, so that a request that is refused gets a status of its own."""
+        async with aclosing(self._events()) as events:
+            try:
+                first = await anext(events)
+            except RequestError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers()})
+            await send(_part(first))
+            try:
+                async for event in events:
+                    await send(_part(event))
+            except RequestError as error:
+                await send(_part(_event(json.dumps(error_body(error)).encode())))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _collect(self) -> list[ChoiceOutput]:
+        choices = [ChoiceOutput() for _ in self.requests]
+        async with aclosing(outputs(self.backend, self.requests)) as deltas:
+            async for index, delta in deltas:
+                choices[index].add(delta)
+        return choices
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, those of one delta together; never empty."""
+        completion_tokens = 0
+        async with aclosing(outputs(self.backend, self.requests)) as deltas:
+            async for index, delta in deltas:
+                completion_tokens += len(delta.token_ids)
+                if events := b"".join(_event(to_json(chunk)) for chunk in self.answer.chunks(index, delta)):
+                    yield events
+        if self.include_usage:
+            yield _event(to_json(self.answer.usage_chunk(usage(self._prompt_tokens(), completion_tokens))))
+        yield _event(b"[DONE]")
+
+    def _prompt_tokens(self) -> int:
+        return sum(len(request.prompt_token_ids) for request in self.requests)
+
+    def _stream_headers(self) -> list[tuple[bytes, bytes]]:
+        headers = STREAM_HEADERS | {"x-request-id": self.answer.identity.id}
+        return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def _part(body: bytes) -> dict[str, object]:
+    return {"type": "http.response.body", "body": body, "more_body": True}

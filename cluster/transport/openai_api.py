@@ -1,0 +1,144 @@
+"""The OpenAI-compatible HTTP API over any inference backend."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from openai.types import Model
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from cluster.messages import GenerateRequest, RequestError
+from cluster.transport.backend import InferenceBackend
+from cluster.transport.connection import WhileConnected, read_body
+from cluster.transport.openai_answer import Generation
+from cluster.transport.openai_errors import error_response, http_error_response
+from cluster.transport.openai_objects import (
+    Answer,
+    ChatAnswer,
+    CompletionAnswer,
+    Identity,
+)
+from cluster.transport.openai_schema import ChatCompletionRequest, CompletionRequest, OpenAIFields
+from cluster.transport.prompts import served_model
+from cluster.transport.validation import Caller, parse_json
+
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """What the API serves beside the backend, and its limits."""
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    metrics: Callable[[], bytes] | None = None  # this process's metrics in Prometheus' text format
+    service_discovery: Callable[[], Sequence[Mapping[str, object]]] | None = None  # Prometheus HTTP service discovery
+
+
+def create_app(backend: Callable[[], InferenceBackend], options: ApiOptions | None = None) -> FastAPI:
+    """The application. `backend` is called for each request, so that it may come to life after the app is built."""
+    api = OpenAIApi(backend, options or ApiOptions())
+    app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/completions", api.completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/models", api.list_models, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/models/{name:path}", api.get_model, methods=["GET"], response_model=None)
+    app.add_api_route("/health", api.health, methods=["GET"], response_model=None)
+    app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
+    app.add_api_route("/sd/prometheus", api.service_discovery, methods=["GET"], response_model=None)
+    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    return app
+
+
+class OpenAIApi:
+    """Owns the route handlers."""
+
+    def __init__(self, backend: Callable[[], InferenceBackend], options: ApiOptions) -> None:
+        self._backend = backend
+        self._options = options
+        self._created = int(time.time())
+
+    async def chat_completions(self, request: Request) -> Response:
+        fields = parse_json(ChatCompletionRequest, await read_body(request, self._options.max_body_bytes))
+        caller = Caller.from_headers(request.headers)
+        backend = self._backend()
+        model = served_model(backend, fields.model)
+        token_ids = await model.encode_chat(fields.conversation(), "messages")
+        identity = _identity("chatcmpl", fields)
+        submitted = [model.request(identity.id, fields, token_ids, caller, "messages")]
+        return _respond(fields, ChatAnswer(identity, model.tokenizer), backend, submitted)
+
+    async def completions(self, request: Request) -> Response:
+        fields = parse_json(CompletionRequest, await read_body(request, self._options.max_body_bytes))
+        caller = Caller.from_headers(request.headers)
+        backend = self._backend()
+        model = served_model(backend, fields.model)
+        identity = _identity("cmpl", fields)
+        submitted = []
+        for index, prompt in enumerate(fields.prompt):
+            param = "prompt" if len(fields.prompt) == 1 else f"prompt[{index}]"
+            token_ids = await model.encode_prompt(prompt, param)
+            submitted.append(model.request(f"{identity.id}-{index}", fields, token_ids, caller, param))
+        return _respond(fields, CompletionAnswer(identity, model.tokenizer, len(submitted)), backend, submitted)
+
+    async def list_models(self) -> Response:
+        data = [self._model(name) for name in self._backend().models()]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def get_model(self, name: str) -> Response:
+        return JSONResponse(self._model(served_model(self._backend(), name).name))
+
+    async def health(self) -> Response:
+        ready = self._backend().ready()
+        return JSONResponse({"status": "ok" if ready else "unavailable"}, 200 if ready else 503)
+
+    async def metrics(self) -> Response:
+        if self._options.metrics is None:
+            raise HTTPException(404, "This server has no metrics")
+        return Response(self._options.metrics(), media_type=PROMETHEUS_TEXT)
+
+    async def service_discovery(self) -> Response:
+        if self._options.service_discovery is None:
+            raise HTTPException(404, "This server has no service discovery")
+        return JSONResponse(list(self._options.service_discovery()))
+
+    def _model(self, name: str) -> dict[str, object]:
+        return Model(id=name, created=self._created, object="model", owned_by="paceline").to_dict()
+
+
+def _identity(prefix: str, fields: OpenAIFields) -> Identity:
+    return Identity(
+        id=f"{prefix}-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=fields.model,
+        with_logprobs=fields.num_logprobs is not None,
+    )
+
+
+def _respond(
+    fields: OpenAIFields, answer: Answer, backend: InferenceBackend, submitted: Sequence[GenerateRequest]
+) -> Response:
+    """Nothing is generated before the response is called, so that a client that has gone costs nothing."""
+    generation = Generation(answer, backend, tuple(submitted), fields.include_usage)
+    return WhileConnected(generation.send_stream if fields.stream else generation.send_whole)
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return http_error_response(error.status_code, str(error.detail))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it; access logs show why the request ended

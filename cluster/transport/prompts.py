@@ -1,0 +1,66 @@
+"""Prompts to token ids, without holding up the event loop for long ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.messages import ErrorKind, GenerateRequest, RequestError
+from cluster.tokenizer import Tokenizer, TokenizerError
+from cluster.transport.backend import InferenceBackend
+from cluster.transport.validation import Caller, GenerationFields, InvalidRequest, generate_request, output_limit
+
+INLINE_CHARS = 4096  # encoding this much takes well under a millisecond; more is done in a thread
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that exists, with what it takes to turn prompts into requests to it."""
+
+    name: str
+    tokenizer: Tokenizer
+    max_model_len: int
+
+    async def encode_prompt(self, prompt: str | tuple[int, ...], param: str) -> tuple[int, ...]:
+        """A text's tokens, or token ids as they are. Raises InvalidRequest for none, or one outside the vocabulary."""
+        if isinstance(prompt, str):
+            text = prompt
+            prompt = await _off_loop(len(text), lambda: self.tokenizer.encode(text))
+        return self._checked(prompt, param)
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]], param: str) -> tuple[int, ...]:
+        """Raises InvalidRequest when the model's template refuses the conversation."""
+        chars = sum(len(message["content"]) + 64 for message in messages)
+        try:
+            return await _off_loop(chars, lambda: self.tokenizer.apply_chat_template(messages))
+        except TokenizerError as error:
+            raise InvalidRequest(f"{param}: {error}", param) from error
+
+    def _checked(self, token_ids: tuple[int, ...], param: str) -> tuple[int, ...]:
+        if not token_ids:
+            raise InvalidRequest(f"{param}: the prompt should have at least one token", param)
+        limit = self.tokenizer.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= limit:
+            raise InvalidRequest(f"{param}: token ids should be between 0 and {limit - 1}", param)
+        return token_ids
+
+    def request(
+        self, request_id: str, fields: GenerationFields, token_ids: tuple[int, ...], caller: Caller, param: str
+    ) -> GenerateRequest:
+        """Raises RequestError(CONTEXT_LENGTH) when prompt and output do not fit the model."""
+        max_tokens = output_limit(fields, len(token_ids), self.max_model_len, param)
+        return generate_request(request_id, fields, token_ids, max_tokens, caller)
+
+
+def served_model(backend: InferenceBackend, name: str) -> ServedModel:
+    """Raises RequestError(NOT_FOUND) naming the models that are served."""
+    names = backend.models()
+    if name not in names:
+        message = f"The model `{name}` does not exist; served models: {', '.join(names) or 'none'}"
+        raise RequestError(ErrorKind.NOT_FOUND, message, "model")
+    return ServedModel(name, backend.tokenizer(name), backend.max_model_len(name))
+
+
+async def _off_loop(chars: int, encode: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    return encode() if chars <= INLINE_CHARS else await asyncio.to_thread(encode)

@@ -60,7 +60,9 @@ class OpenDraft:
 
 @dataclass(frozen=True, slots=True)
 class CloseDraft:
-    """Close the draft session and leave its replica."""
+    """Close the draft session; `gives_up`: its replica is not to be asked again for this request."""
+
+    gives_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,11 @@ class SpeculationSession:
         return self._drafter
 
     @property
+    def epoch(self) -> int:
+        """Number of the latest draft session; the first is 1."""
+        return self._epoch
+
+    @property
     def output_token_ids(self) -> tuple[int, ...]:
         """Everything committed after the prompt."""
         return self._log.output_token_ids
@@ -151,8 +158,7 @@ class SpeculationSession:
         self._max_draft_tokens = max_draft_tokens
         if drafter is self._drafter:
             return []
-        left = self._leave() if self._drafter is not Drafter.NONE else []
-        return left + self._enter(drafter)
+        return [*self._leave(drafter), *self._enter(drafter)]
 
     def on_commit(self, commit: Commit, now: float) -> list[Action]:
         """Tokens from the target, in any order, any number of times."""
@@ -187,7 +193,7 @@ class SpeculationSession:
         if self._drafter is not Drafter.MODEL:
             return []
         self._drafter = Drafter.NONE
-        return [*self._stop_waiting(), CloseDraft(), Fallback(cause)]
+        return [*self._stop_waiting(), CloseDraft(cause is FallbackCause.SLOW), Fallback(cause)]
 
     def finish(self) -> list[Action]:
         """The request is over, for whatever reason: free the draft's side."""
@@ -260,12 +266,16 @@ class SpeculationSession:
         tokens = tuple(self._log.token_ids)
         return [OpenDraft(Open(self._request_id, self._epoch, tokens, self._sampling, 0, self._tenant))]
 
-    def _leave(self) -> list[Action]:
-        was_open = self._drafter is Drafter.MODEL
-        self._drafter = Drafter.NONE
+    def _leave(self, successor: Drafter) -> list[Action]:
+        left, self._drafter = self._drafter, Drafter.NONE
         self._ngram = None
-        closing: list[Action] = [CloseDraft()] if was_open else []
-        return [*self._stop_waiting(), *closing, Fallback(FallbackCause.WITHDRAWN)]
+        match left, successor:
+            case Drafter.MODEL, _:
+                return [*self._stop_waiting(), CloseDraft(), Fallback(FallbackCause.WITHDRAWN)]
+            case Drafter.NGRAM, Drafter.NONE:
+                return [Fallback(FallbackCause.WITHDRAWN)]
+            case _:
+                return []
 
     def _stop_waiting(self) -> list[Action]:
         """Tell a target that may be holding the sequence that no guess will come."""

@@ -1,0 +1,309 @@
+"""The router: takes requests in, runs each through the pools, and gives its output back as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+
+from cluster.config import ClusterConfig, ModelConfig, PoolConfig
+from cluster.control.policy import SpeculationPolicy
+from cluster.core.speculation import SpeculationLimits
+from cluster.messages import (
+    DraftCommand,
+    Drafter,
+    DraftEvent,
+    ErrorKind,
+    FinishReason,
+    GenerateRequest,
+    RequestError,
+    TargetCommand,
+    TargetEvent,
+    TokenDelta,
+)
+from cluster.router.admission import Admission
+from cluster.router.delivery import Delivery
+from cluster.router.observer import Outcome, RequestFinished, RequestLabels, RequestStarted, RouterObserver
+from cluster.router.replica_set import Discover, Pool, ReplicaInfo, ReplicaSet
+from cluster.router.request_flow import RequestFlow
+from cluster.router.served_model import ClusterStatus, FlowContext, ModelStatus, RouterLimits, ServedModel
+from cluster.tokenizer import IncrementalDetokenizer, Tokenizer
+from cluster.transport.draft_stream import GrpcDraftStream
+from cluster.transport.stream import PoolStream
+from cluster.transport.target_stream import GrpcTargetStream
+
+logger = logging.getLogger(__name__)
+
+_OUTCOME_OF_FINISH = {
+    FinishReason.STOP: Outcome.STOP,
+    FinishReason.LENGTH: Outcome.LENGTH,
+    FinishReason.DEADLINE: Outcome.DEADLINE,
+}
+_OUTCOME_OF_ERROR = {
+    ErrorKind.INVALID: Outcome.INVALID,
+    ErrorKind.CONTEXT_LENGTH: Outcome.INVALID,
+    ErrorKind.NOT_FOUND: Outcome.INVALID,
+    ErrorKind.OVERLOADED: Outcome.OVERLOADED,
+    ErrorKind.UNAVAILABLE: Outcome.UNAVAILABLE,
+    ErrorKind.DEADLINE: Outcome.DEADLINE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Connectors:
+    """How the router reaches a discovered replica; tests connect in process."""
+
+    target: Callable[[ReplicaInfo], PoolStream[TargetCommand, TargetEvent]]
+    draft: Callable[[ReplicaInfo], PoolStream[DraftCommand, DraftEvent]]
+
+
+GRPC_CONNECTORS = Connectors(
+    target=lambda info: GrpcTargetStream(info.address), draft=lambda info: GrpcDraftStream(info.address)
+)
+
+
+class Router:
+    """Owns the streams to every pool replica and the requests on them: an InferenceBackend. One event loop's."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        tokenizers: Mapping[str, Tokenizer],
+        discover: Discover,
+        observer: RouterObserver,
+        *,
+        connectors: Connectors = GRPC_CONNECTORS,
+        clock: Callable[[], float] = time.monotonic,
+        limits: RouterLimits | None = None,
+    ) -> None:
+        """`tokenizers` by model name. Nothing is contacted before start()."""
+        self._config = config
+        self._discover = discover
+        self._connectors = connectors
+        self._limits = limits or RouterLimits()
+        self._policy = default_policy(config)
+        self._context = FlowContext(
+            lambda: self._policy, observer, clock, self._limits, _speculation_limits(config, self._limits)
+        )
+        self._models = {model.name: self._serve(model, tokenizers[model.name]) for model in config.models}
+        self._flows: dict[str, RequestFlow] = {}
+        self._replicas: tuple[ReplicaInfo, ...] = ()
+        self._discovery: asyncio.Task[None] | None = None
+        self._discovery_fails = False
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Look for replicas once, then keep looking."""
+        await self.refresh()
+        self._discovery = asyncio.create_task(self._keep_refreshing(), name="router-discovery")
+
+    async def stop(self) -> None:
+        """Fail what runs, close every stream. Pools free everything of this router."""
+        if self._discovery is not None:
+            self._discovery.cancel()
+            await asyncio.wait([self._discovery])
+        for flow in list(self._flows.values()):
+            flow.fail(RequestError(ErrorKind.UNAVAILABLE, "the router is shutting down", retry_after_s=1.0))
+        for replicas in self._replica_sets():
+            await replicas.close()
+
+    async def refresh(self) -> None:
+        """Look for replicas once. A failing discovery leaves things as they are."""
+        try:
+            self._replicas = tuple(await self._discover())
+            self._discovery_fails = False
+        except Exception:
+            if not self._discovery_fails:
+                logger.exception("cannot discover replicas; going on with those that are known")
+            self._discovery_fails = True
+        for model in self._models.values():
+            model.targets.update(self._known(model.name, Pool.TARGET))
+            if model.drafts is not None:
+                model.drafts.update(self._known(model.name, Pool.DRAFT))
+        for replicas in self._replica_sets():
+            for stream in replicas.idle_retired():
+                await stream.close()
+
+    def use_policy(self, policy: SpeculationPolicy) -> None:
+        """Put a policy in force: running requests follow it from their next round on."""
+        self._policy = policy
+
+    # --- InferenceBackend --------------------------------------------------------------------------------------------
+
+    def models(self) -> list[str]:
+        """Names of the served models."""
+        return list(self._models)
+
+    def tokenizer(self, model: str) -> Tokenizer:
+        """A model's tokenizer. Raises RequestError(NOT_FOUND)."""
+        return self._model(model).tokenizer
+
+    def max_model_len(self, model: str) -> int:
+        """Most tokens, prompt and output together, of one sequence. Raises RequestError(NOT_FOUND)."""
+        return self._model(model).max_model_len
+
+    def ready(self) -> bool:
+        """Whether every model has a target replica that has reported for work."""
+        return all(
+            any(replica.load is not None for replica in model.targets.statuses()) and model.targets.has_ready()
+            for model in self._models.values()
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+        """Output as it is committed; the last delta has a finish_reason. Closing the generator cancels the request.
+
+        Raises RequestError when the request is not taken, or fails.
+        """
+        context, model = self._context, self._model(request.model)
+        labels = RequestLabels(request.model, request.tenant, request.workload)
+        arrival = context.clock()
+        detokenizer = IncrementalDetokenizer(model.tokenizer, request.sampling.stop)
+        delivery = Delivery(request, detokenizer, context.observer, context.clock, arrival)
+        run = _Run(request, labels, delivery, arrival)
+        context.observer.request_started(RequestStarted(request.request_id, labels, len(request.prompt_token_ids)))
+        try:
+            await self._start(run, model)
+            while run.outcome is None:
+                delta = await delivery.next_delta()
+                if delta.finish_reason is not None:
+                    run.outcome = _OUTCOME_OF_FINISH.get(delta.finish_reason, Outcome.ERROR)
+                yield delta
+        except RequestError as error:
+            run.outcome = _OUTCOME_OF_ERROR.get(error.kind, Outcome.ERROR)
+            raise
+        finally:
+            if run.flow is not None:
+                run.flow.close()
+            context.observer.request_finished(run.finished(context.clock()))
+
+    # --- reporting ---------------------------------------------------------------------------------------------------
+
+    def replicas(self) -> tuple[ReplicaInfo, ...]:
+        """Every pool replica as last discovered, connected or not."""
+        return self._replicas
+
+    def status(self) -> ClusterStatus:
+        """A snapshot of requests, pools and acceptance."""
+        return ClusterStatus(
+            self.ready(),
+            self._policy.version,
+            tuple(map(_model_status, self._models.values())),
+            tuple(status for replicas in self._replica_sets() for status in replicas.statuses()),
+        )
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _start(self, run: _Run, model: ServedModel) -> None:
+        """Wait for a slot, then submit. The slot is given back when the flow has left the pools."""
+        request, context = run.request, self._context
+        timeout_s = request.deadline_s if request.deadline_s is not None else self._config.router.request_timeout_s
+        await self._admit(model, request, timeout_s)
+        admitted_at = context.clock()
+        run.admission_s = admitted_at - run.arrival
+
+        def on_closed() -> None:
+            del self._flows[request.request_id]
+            model.admission.release(request.tenant, context.clock() - admitted_at)
+
+        run.flow = self._flows[request.request_id] = RequestFlow(request, model, context, run.delivery, on_closed)
+        run.flow.start(run.arrival + timeout_s)
+
+    async def _admit(self, model: ServedModel, request: GenerateRequest, timeout_s: float) -> None:
+        if not model.targets.has_ready():
+            raise RequestError(ErrorKind.UNAVAILABLE, f"no replica of {model.name!r} is ready", retry_after_s=1.0)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await model.admission.acquire(request.tenant)
+        except TimeoutError as error:
+            raise RequestError(ErrorKind.DEADLINE, f"no slot became free within {timeout_s:g} s") from error
+        if request.request_id in self._flows:
+            model.admission.release(request.tenant, 0.0)
+            raise RequestError(ErrorKind.INVALID, "a request with this id is in flight already", "request_id")
+
+    def _model(self, name: str) -> ServedModel:
+        model = self._models.get(name)
+        if model is None:
+            raise RequestError(ErrorKind.NOT_FOUND, f"The model `{name}` does not exist", "model")
+        return model
+
+    def _serve(self, model: ModelConfig, tokenizer: Tokenizer) -> ServedModel:
+        clock, router = self._context.clock, self._config.router
+        targets = ReplicaSet(self._connectors.target, clock)
+        drafts = ReplicaSet(self._connectors.draft, clock) if model.draft is not None else None
+        per_replica = slots_per_replica(model.target)
+        admission = Admission(lambda: targets.num_ready * per_replica, router.max_queued_per_tenant, router.max_tenants)
+        targets.on_change = admission.fill
+        return ServedModel(model.name, tokenizer, model.target.max_model_len, targets, drafts, admission)
+
+    def _known(self, model: str, pool: Pool) -> list[ReplicaInfo]:
+        return [info for info in self._replicas if info.model == model and info.pool == pool]
+
+    def _replica_sets(self) -> list[ReplicaSet[TargetCommand, TargetEvent] | ReplicaSet[DraftCommand, DraftEvent]]:
+        pools = [(model.targets, model.drafts) for model in self._models.values()]
+        return [replicas for pair in pools for replicas in pair if replicas is not None]
+
+    async def _keep_refreshing(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.discover_every_s)
+            await self.refresh()
+
+
+@dataclass(slots=True)
+class _Run:
+    """One call of generate(): what is reported when it ends."""
+
+    request: GenerateRequest
+    labels: RequestLabels
+    delivery: Delivery
+    arrival: float
+    admission_s: float = 0.0
+    flow: RequestFlow | None = None
+    outcome: Outcome | None = None  # None: still running, or cancelled
+
+    def finished(self, now: float) -> RequestFinished:
+        stats, marks = self.delivery.stats, self.delivery.marks
+        return RequestFinished(
+            self.request.request_id,
+            self.labels,
+            self.outcome or Outcome.CANCELLED,
+            marks.ttft_s,
+            marks.tpot_s(stats.completion_tokens),
+            now - self.arrival,
+            self.admission_s if self.flow is not None else now - self.arrival,
+            Drafter.NONE if self.flow is None else self.flow.last_drafter,
+            stats,
+        )
+
+
+def default_policy(config: ClusterConfig) -> SpeculationPolicy:
+    """The configured defaults as version 0 of the policy."""
+    defaults = config.speculation
+    return SpeculationPolicy(0, defaults.enabled, defaults.max_draft_tokens, defaults.drafter)
+
+
+def slots_per_replica(target: PoolConfig) -> int:
+    """Requests sent to one replica at a time: what it runs, and a few that wait there so that it never idles."""
+    return target.max_num_seqs + min(target.max_queued, max(1, target.max_num_seqs // 8))
+
+
+def _speculation_limits(config: ClusterConfig, limits: RouterLimits) -> SpeculationLimits:
+    defaults = config.speculation
+    max_match = max(defaults.ngram_min_match, defaults.ngram_max_match)
+    return SpeculationLimits(limits.patience, defaults.ngram_min_match, max_match)
+
+
+def _model_status(model: ServedModel) -> ModelStatus:
+    totals, admission = model.totals, model.admission
+    return ModelStatus(
+        model.name,
+        admission.num_running,
+        admission.num_queued,
+        totals.num_steps,
+        totals.num_tokens,
+        totals.num_draft_tokens,
+        totals.num_accepted_tokens,
+        totals.acceptance_length,
+    )

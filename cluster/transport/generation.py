@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
 from cluster.messages import ErrorKind, FinishReason, GenerateRequest, RequestError, TokenDelta
@@ -20,12 +20,21 @@ _FAILURES = {
 }
 
 
-async def output(backend: InferenceBackend, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
-    """The deltas of one request, ending with finish reason STOP or LENGTH; RequestError for any other end.
-
-    An unexpected exception is logged here, once, and the client gets INTERNAL without its text.
-    """
+@contextmanager
+def internal_errors(what: str) -> Iterator[None]:
+    """An unexpected exception is logged here, once, and becomes RequestError(INTERNAL) without its text."""
     try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        logger.exception("%s failed", what)
+        raise RequestError(ErrorKind.INTERNAL, f"Internal error in {what}") from error
+
+
+async def output(backend: InferenceBackend, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+    """The deltas of one request, ending with finish reason STOP or LENGTH; RequestError for any other end."""
+    with internal_errors(f"request {request.request_id}"):
         async with aclosing(backend.generate(request)) as deltas:
             async for delta in deltas:
                 if delta.finish_reason in _FAILURES:
@@ -35,17 +44,7 @@ async def output(backend: InferenceBackend, request: GenerateRequest) -> AsyncGe
                 yield delta
                 if delta.finish_reason is not None:
                     return
-    except RequestError:
-        raise
-    except Exception as error:
-        logger.exception("request %s failed", request.request_id)
-        raise _internal(request) from error
-    logger.error("the output of request %s ended without a finish reason", request.request_id)
-    raise _internal(request)
-
-
-def _internal(request: GenerateRequest) -> RequestError:
-    return RequestError(ErrorKind.INTERNAL, f"Internal error; request id {request.request_id}")
+        raise RuntimeError("the output ended without a finish reason")
 
 
 async def outputs(

@@ -13,7 +13,7 @@ from openai.types import Model
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from cluster.messages import GenerateRequest, RequestError
+from cluster.messages import ErrorKind, GenerateRequest, RequestError
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.connection import WhileConnected, read_body
 from cluster.transport.openai_answer import Generation
@@ -54,6 +54,7 @@ def create_app(backend: Callable[[], InferenceBackend], options: ApiOptions | No
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_unexpected_error)
     return app
 
 
@@ -142,3 +143,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it; access logs show why the request ended
+
+
+async def _on_unexpected_error(request: Request, error: Exception) -> Response:
+    """The server logs the exception itself after this answer."""
+    return error_response(RequestError(ErrorKind.INTERNAL, "Internal error"))

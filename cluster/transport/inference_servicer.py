@@ -1,0 +1,249 @@
+"""The public gRPC API over any inference backend: plain async functions, and their binding to a grpc.aio server."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Literal, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from pydantic import Field
+
+from cluster.messages import ErrorKind, FinishReason, GenerateRequest, RequestError, TokenDelta, TokenLogprobs
+from cluster.transport.backend import InferenceBackend
+from cluster.transport.generation import internal_errors, output
+from cluster.transport.prompts import ServedModel, served_model
+from cluster.transport.validation import (
+    MAX_LOGPROBS,
+    Caller,
+    GenerationFields,
+    InvalidCode,
+    InvalidRequest,
+    StrictFields,
+    check_label,
+    parse_values,
+)
+from protos.paceline.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+# --- fields ----------------------------------------------------------------------------------------------------------
+
+
+class ChatTurn(StrictFields):
+    role: Literal["system", "user", "assistant"]
+    content: str = ""
+
+
+class Chat(StrictFields):
+    messages: Annotated[tuple[ChatTurn, ...], Field(min_length=1)]
+
+
+class TokenIds(StrictFields):
+    ids: Annotated[tuple[int, ...], Field(min_length=1)]
+
+
+class GenerateFields(GenerationFields):
+    """A GenerateRequest message."""
+
+    text: str | None = None
+    chat: Chat | None = None
+    token_ids: TokenIds | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tenant: str | None = None
+    workload: str | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class TokenizeFields(StrictFields):
+    """A TokenizeRequest message."""
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    text: str | None = None
+    chat: Chat | None = None
+
+
+def message_values(message: Message) -> dict[str, object]:
+    """The fields that are set, by name, as plain values."""
+    return {field.name: _plain(value) for field, value in message.ListFields()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Message):
+        return message_values(value)
+    if isinstance(value, (str, bytes, int, float)):
+        return value
+    assert hasattr(value, "__iter__")  # what remains are repeated fields
+    return tuple(_plain(item) for item in value)
+
+
+# --- the service -----------------------------------------------------------------------------------------------------
+
+
+class InferenceServicer:
+    """Owns the InferenceService's methods, free of any server: errors are raised as RequestError.
+
+    `metadata` is the call's, with lower-case names.
+    """
+
+    def __init__(self, backend: Callable[[], InferenceBackend]) -> None:
+        self._backend = backend
+
+    async def generate(
+        self, request: inference_pb2.GenerateRequest, metadata: Mapping[str, str]
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """Output as it is committed. Closing the generator, or cancelling its task, cancels the request."""
+        with internal_errors("Generate"):
+            backend = self._backend()
+            submitted = await self._checked(backend, request, metadata)
+            completion_tokens = 0
+            async with aclosing(output(backend, submitted)) as deltas:
+                async for delta in deltas:
+                    completion_tokens += len(delta.token_ids)
+                    yield _response(submitted, delta, completion_tokens)
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, metadata: Mapping[str, str]
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids of a text or a conversation."""
+        with internal_errors("Tokenize"):
+            fields = parse_values(TokenizeFields, message_values(request))
+            model = served_model(self._backend(), fields.model)
+            token_ids, _ = await _prompt_token_ids(model, fields)
+            return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def _checked(
+        self, backend: InferenceBackend, request: inference_pb2.GenerateRequest, metadata: Mapping[str, str]
+    ) -> GenerateRequest:
+        fields = parse_values(GenerateFields, message_values(request))
+        caller = _caller(fields, metadata)
+        model = served_model(backend, fields.model)
+        token_ids, param = await _prompt_token_ids(model, fields)
+        return model.request(f"gen-{uuid.uuid4().hex}", fields, token_ids, caller, param)
+
+
+def _caller(fields: GenerateFields, metadata: Mapping[str, str]) -> Caller:
+    """The message's own fields go before the metadata."""
+    caller = Caller.from_headers(metadata)
+    return Caller(
+        caller.tenant if fields.tenant is None else check_label(fields.tenant, "tenant"),
+        caller.workload if fields.workload is None else check_label(fields.workload, "workload"),
+    )
+
+
+async def _prompt_token_ids(model: ServedModel, fields: GenerateFields | TokenizeFields) -> tuple[tuple[int, ...], str]:
+    """The prompt's tokens and the name of the field they came from."""
+    if fields.chat is not None:
+        turns = [{"role": turn.role, "content": turn.content} for turn in fields.chat.messages]
+        return await model.encode_chat(turns, "chat"), "chat"
+    if fields.text is not None:
+        return await model.encode_prompt(fields.text, "text"), "text"
+    if isinstance(fields, GenerateFields) and fields.token_ids is not None:
+        return await model.encode_prompt(fields.token_ids.ids, "token_ids"), "token_ids"
+    names = "text, chat or token_ids" if isinstance(fields, GenerateFields) else "text or chat"
+    raise InvalidRequest(f"prompt: Missing required parameter; set {names}", "prompt", InvalidCode.MISSING)
+
+
+# --- responses -------------------------------------------------------------------------------------------------------
+
+
+def _response(request: GenerateRequest, delta: TokenDelta, completion_tokens: int) -> inference_pb2.GenerateResponse:
+    response = inference_pb2.GenerateResponse(
+        request_id=request.request_id,
+        token_ids=delta.token_ids,
+        text=delta.text,
+        logprobs=[_logprobs(item) for item in delta.logprobs or ()],
+    )
+    if delta.finish_reason is not None:
+        is_length = delta.finish_reason is FinishReason.LENGTH
+        response.finish_reason = common_pb2.FINISH_REASON_LENGTH if is_length else common_pb2.FINISH_REASON_STOP
+        response.usage.CopyFrom(_usage(request, delta, completion_tokens))
+    return response
+
+
+def _logprobs(item: TokenLogprobs) -> common_pb2.TokenLogprobs:
+    top = [common_pb2.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in item.top]
+    return common_pb2.TokenLogprobs(token_id=item.token_id, logprob=item.logprob, top=top)
+
+
+def _usage(request: GenerateRequest, delta: TokenDelta, completion_tokens: int) -> inference_pb2.Usage:
+    usage = inference_pb2.Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=completion_tokens)
+    if delta.stats is not None:
+        usage.num_steps = delta.stats.num_steps
+        usage.num_draft_tokens = delta.stats.num_draft_tokens
+        usage.num_accepted_tokens = delta.stats.num_accepted_tokens
+        usage.acceptance_length = delta.stats.acceptance_length
+    return usage
+
+
+# --- errors and the grpc.aio binding ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcStatus:
+    """How a failed call ends."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, str], ...] = ()
+
+
+_CODES = {
+    ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.CONTEXT_LENGTH: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorKind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+
+def grpc_status(error: RequestError) -> GrpcStatus:
+    """The call's end; a time to wait travels as the trailing metadata `retry-after`, in whole seconds."""
+    trailing = () if error.retry_after_s is None else (("retry-after", str(max(1, math.ceil(error.retry_after_s)))),)
+    return GrpcStatus(_CODES[error.kind], error.message, trailing)
+
+
+Context = grpc.aio.ServicerContext[Message, Message]
+
+
+class GrpcInferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Binds an InferenceServicer to a grpc.aio server."""
+
+    def __init__(self, servicer: InferenceServicer) -> None:
+        self._servicer = servicer
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        try:
+            async with aclosing(self._servicer.generate(request, _metadata(context))) as responses:
+                async for response in responses:
+                    yield response
+        except RequestError as error:
+            await _abort(context, error)
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        try:
+            return await self._servicer.tokenize(request, _metadata(context))
+        except RequestError as error:
+            await _abort(context, error)
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+async def _abort(context: Context, error: RequestError) -> NoReturn:
+    status = grpc_status(error)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort raises")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import settings
@@ -28,13 +28,14 @@ from tests.fakes import ToyModel, ToyRunner
 
 pytestmark = pytest.mark.property
 
-VOCAB_SIZE = 12
+VOCAB_SIZE = 24
 EOS = 0
 MAX_MODEL_LEN = 40
 MAX_HOLD_S = 0.5
 MODEL = ToyModel(vocab_size=VOCAB_SIZE)
 
 tokens = st.integers(0, VOCAB_SIZE - 1)
+shapes = st.tuples(st.integers(1, 16), st.integers(4, 30), st.integers(-1, 1))  # prompt_len, max_tokens, priority
 
 
 @dataclass
@@ -73,26 +74,26 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         block_size=st.integers(1, 5),
-        num_blocks=st.integers(4, 24),
+        num_slots=st.integers(20, 80),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(1, 16),
         hold=st.sampled_from(HoldMode),
         mode=st.sampled_from(DraftLengthMode),
     )
     def start(
-        self, block_size: int, num_blocks: int, max_num_seqs: int, budget: int, hold: HoldMode, mode: DraftLengthMode
+        self, block_size: int, num_slots: int, max_num_seqs: int, budget: int, hold: HoldMode, mode: DraftLengthMode
     ) -> None:
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=MAX_MODEL_LEN,
-            max_queued=3,
+            max_queued=6,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS}),
             hold=hold,
             max_hold_s=MAX_HOLD_S,
         )
-        self.kv = KVCacheManager(BlockPool(num_blocks), block_size)
+        self.kv = KVCacheManager(BlockPool(num_slots // block_size), block_size)
         controller = DraftLengthController(DraftLengthConfig(max_draft_tokens=6, mode=mode, probe_interval=4))
         self.scheduler = Scheduler(self.config, self.kv, controller)
         self.runner = ToyRunner(block_size, MODEL)
@@ -105,9 +106,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.sets(tokens, max_size=1),
         ignore_eos=st.booleans(),
         seed=st.integers(0, 3),
-        max_draft_tokens=st.sampled_from([0, 1, 3, 8]),
+        max_draft_tokens=st.sampled_from([0, 1, 3, 8, 8]),
         priority=st.integers(-1, 1),
-        deadline_s=st.none() | st.floats(0.01, 5.0),
+        deadline_s=st.sampled_from([None, None, None, 0.1, 3.0]),
         num_resumed=st.sampled_from([0, 0, 2]),
     )
     def submit(
@@ -123,18 +124,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_resumed: int,
     ) -> None:
         sampling = SamplingParams(max_tokens, seed, stop_token_ids=tuple(stop), ignore_eos=ignore_eos)
-        submit = Submit(
-            request_id=f"request-{self.num_submitted}",
-            prompt_token_ids=tuple(prompt),
-            sampling=sampling,
-            max_draft_tokens=max_draft_tokens,
-            output_token_ids=MODEL.continuation(prompt, sampling, num_resumed),
-            priority=priority,
-            deadline_s=deadline_s,
-        )
+        resumed = MODEL.continuation(prompt, sampling, num_resumed)
+        self.send(Submit("", tuple(prompt), sampling, max_draft_tokens, resumed, priority, deadline_s))
+
+    @rule(
+        shapes=st.lists(st.tuples(st.integers(1, 16), st.integers(4, 30), st.integers(-1, 1)), min_size=2, max_size=6)
+    )
+    def submit_a_burst(self, shapes: list[tuple[int, int, int]]) -> None:
+        for prompt_len, max_tokens, priority in shapes:
+            prompt = tuple(range(prompt_len))
+            sampling = SamplingParams(max_tokens, seed=self.num_submitted, ignore_eos=True)
+            self.send(Submit("", prompt, sampling, max_draft_tokens=4, priority=priority))
+
+    def send(self, submit: Submit) -> None:
+        submit = replace(submit, request_id=f"request-{self.num_submitted}")
         self.num_submitted += 1
         if self.scheduler.submit(submit, self.now) is None:
-            deadline = None if deadline_s is None else self.now + deadline_s
+            deadline = None if submit.deadline_s is None else self.now + submit.deadline_s
             self.clients[submit.request_id] = Client(submit, deadline, list(submit.output_token_ids))
 
     @precondition(lambda self: self.clients)
@@ -183,6 +189,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         self.run(self.schedule())
+
+    @precondition(lambda self: self.clients)
+    @rule(num_steps=st.integers(1, 30), num_right=st.sampled_from([0, 1, 3, 8]), delay_s=st.sampled_from([0.0, 0.03]))
+    def step_with_a_drafter(self, num_steps: int, num_right: int, delay_s: float) -> None:
+        """A drafter answers every commit, in time or a step late; with nothing when it knows nothing."""
+        for _ in range(num_steps):
+            asked = self.run(self.schedule())
+            late = self.schedule() if delay_s else SchedulerOutput()
+            for commit in asked:
+                self.answer(commit, num_right, delay_s)
+            self.run(late)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
@@ -265,16 +282,29 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert end + item.num_draft_tokens < MAX_MODEL_LEN
             assert item.num_samples == (item.num_draft_tokens + 1 if end == len(client.committed) else 0)
 
-    def run(self, output: SchedulerOutput) -> None:
-        if not output.scheduled:
+    def answer(self, commit: Commit, num_right: int, delay_s: float) -> None:
+        """Guess as many as were asked for, the first `num_right` of them right."""
+        client = self.clients.get(commit.request_id)
+        if client is None or commit.next_draft_len == 0:
             return
+        right = MODEL.continuation(client.committed, client.submit.sampling, min(num_right, commit.next_draft_len))
+        wrong = (1,) * (commit.next_draft_len - len(right)) if num_right else ()
+        block = DraftBlock(commit.request_id, len(client.committed), right + wrong, draft_time_s=0.001)
+        self.scheduler.propose(block, self.now + delay_s)
+
+    def run(self, output: SchedulerOutput) -> list[Commit]:
+        """Execute and apply a step; its commits."""
+        if not output.scheduled:
+            return []
         step_output = self.runner.execute(output)
         self.now += 0.02
         finished_by_itself = {FinishReason.STOP, FinishReason.LENGTH}
-        for commit in self.scheduler.apply(output.scheduled, step_output, self.now, 0.02):
+        commits = self.scheduler.apply(output.scheduled, step_output, self.now, 0.02)
+        for commit in commits:
             assert 1 <= len(commit.token_ids) <= commit.num_draft_tokens + 1
             assert commit.num_accepted_tokens <= min(commit.num_draft_tokens, len(commit.token_ids))
             self.take(commit, lambda reason: reason is None or reason in finished_by_itself)
+        return commits
 
     def take(self, commit: Commit, may_end: Callable[[FinishReason | None], bool]) -> None:
         client = self.clients[commit.request_id]
@@ -294,4 +324,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)

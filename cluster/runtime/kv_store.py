@@ -56,10 +56,10 @@ def total_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *_cgroup_limits(Path("/sys/fs/cgroup"))])
+    return min([machine, *cgroup_limits(Path("/sys/fs/cgroup"))])
 
 
-def _cgroup_limits(root: Path) -> list[int]:
+def cgroup_limits(root: Path) -> list[int]:
     """Limits seen from inside a container, for cgroup v2 and v1; none set gives none."""
     files = (root / "memory.max", root / "memory" / "memory.limit_in_bytes")
     texts = [file.read_text().strip() for file in files if file.is_file()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_logits_equal_transformers_for_whole_and_for_chunked_prompts(name: str, 
 
     run = PagedRun(model, 1, len(tokens))
     cuts = [0, 7, 8, 30, 41, *range(42, 51)]  # prefill in chunks that end inside blocks, then decode
-    chunked = torch.cat([run.step({0: tokens[start:end]}) for start, end in zip(cuts, cuts[1:], strict=False)])
+    chunked = torch.cat([run.step({0: tokens[start:end]}) for start, end in itertools.pairwise(cuts)])
     assert relative_error(chunked, expected) < 1e-5
 
 
@@ -212,7 +213,7 @@ def test_the_demo_models_logits_equal_transformers(demo_model_dir: Path) -> None
     assert relative_error(PagedRun(model, 1, 150, block_size=16).step({0: tokens}), expected) < 1e-4
     run = PagedRun(model, 1, 150, block_size=16)
     cuts = [0, 64, 100, 139, 144, *range(145, 151)]
-    chunked = torch.cat([run.step({0: tokens[start:end]}) for start, end in zip(cuts, cuts[1:], strict=False)])
+    chunked = torch.cat([run.step({0: tokens[start:end]}) for start, end in itertools.pairwise(cuts)])
     assert relative_error(chunked, expected) < 1e-4
 
 
@@ -220,7 +221,7 @@ def test_the_demo_draft_often_guesses_what_its_target_says(demo_model_dir: Path,
     target = load(demo_model_dir, torch.bfloat16, max_model_len=256)
     draft = load(demo_draft_dir, torch.bfloat16, target_path=demo_model_dir, max_model_len=256)
     prompt = Tokenizer.load(demo_model_dir).apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}]
+        [{"role": "user", "content": "Explain bees in simple terms."}]
     )
     run = PagedRun(target, 1, 256, block_size=16)
     tokens = [*prompt, int(run.step({0: prompt})[-1].argmax())]

@@ -44,7 +44,10 @@ def convert_gguf(source: Path, destination: Path, progress: ProgressCallback) ->
     """
     metadata = _Metadata(_open(source), source.name)
     config = metadata.config()
-    spec = ModelSpec.from_pretrained_config(config)
+    try:
+        spec = ModelSpec.from_pretrained_config(config)
+    except ModelError as error:
+        raise ModelError(f"{source.name}: {error}") from error
     tensors = _tensors(metadata, spec, progress)
     save_file(tensors, destination / "model.safetensors", metadata={"format": "pt"})
     (destination / "model.safetensors").chmod(0o644)  # readable like the files beside it
@@ -116,7 +119,7 @@ class _Metadata:
             "rope_theta": self._optional(prefix + "freq_base") or 10_000.0,
         }
         if kind != "none":
-            rope["factor"] = self._value(prefix + "scaling.factor")
+            rope["factor"] = self._optional(prefix + "scaling.factor")
             rope["original_max_position_embeddings"] = self._optional(prefix + "scaling.original_context_length")
         return rope
 
@@ -178,5 +181,5 @@ def _save_tokenizer(source: Path, destination: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name, local_files_only=True)
         tokenizer.save_pretrained(str(destination))
-    except (ValueError, KeyError, NotImplementedError, OSError) as error:
+    except Exception as error:  # the tokenizers library raises plain Exception
         raise ModelError(f"{source.name}: its tokenizer cannot be read: {error}") from error

@@ -157,7 +157,7 @@ class _Parser:
         original = self._config.get("original_max_position_embeddings") or self._size("max_position_embeddings")
         rope_type = rope._rope_type()
         if rope_type is not RopeType.DEFAULT and rope._optional_number("factor") is None:
-            raise ModelError(f"config.json: rope type {rope_type.value!r} needs a factor")
+            raise ModelError(f"rope type {rope_type.value!r} needs a factor")
         return RopeSpec(
             rope_type=rope_type,
             theta=rope._number("rope_theta", self._number("rope_theta", 10_000.0)),

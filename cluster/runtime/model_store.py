@@ -162,7 +162,7 @@ class ModelStore:
         if path_or_name in self.packaged:
             return self._packaged(path_or_name, progress)
         path = Path(path_or_name).expanduser()
-        if path.is_dir():
+        if path_or_name and path.is_dir():
             return path
         if path.is_file():
             return self._local_gguf(path, progress)

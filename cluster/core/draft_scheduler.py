@@ -24,8 +24,6 @@ from cluster.messages import (
     RefusalReason,
 )
 
-_SHORT_ROWS = MAX_DRAFT_TOKENS + 1  # up to this many rows a session is drafting, above it is still reading its prompt
-
 
 @dataclass(frozen=True, slots=True)
 class DraftSchedulerConfig:
@@ -38,6 +36,11 @@ class DraftSchedulerConfig:
     vocab_size: int  # ids at or above it cannot be read by the model
     eos_token_ids: frozenset[int] = frozenset()
     idle_after_s: float = 1.0  # a session without work for this long may be closed to make room
+
+    @property
+    def num_prompt_rows(self) -> int:
+        """A session with more rows than this to run is still reading its prompt; with fewer, it drafts."""
+        return min(MAX_DRAFT_TOKENS + 1, self.max_num_batched_tokens // 4)
 
 
 class DraftScheduler:
@@ -63,7 +66,8 @@ class DraftScheduler:
     def stats(self) -> SchedulerStats:
         """Occupancy: a session waits while it still reads its prompt, else it runs."""
         pool = self._sessions.kv.pool
-        num_waiting = sum(session.num_pending_tokens > _SHORT_ROWS for session in self._sessions)
+        limit = self._config.num_prompt_rows
+        num_waiting = sum(session.num_pending_tokens > limit for session in self._sessions)
         return SchedulerStats(
             num_running=len(self._sessions) - num_waiting,
             num_waiting=num_waiting,
@@ -207,8 +211,9 @@ class DraftScheduler:
         """Sessions with work, longest waiting first: those that draft, and those that still read a prompt."""
         ready = [session for session in self._sessions if session.num_pending_tokens > 0]
         ready.sort(key=lambda session: session.last_used)
-        short = [session for session in ready if session.num_pending_tokens <= _SHORT_ROWS]
-        return short, [session for session in ready if session.num_pending_tokens > _SHORT_ROWS]
+        limit = self._config.num_prompt_rows
+        short = [session for session in ready if session.num_pending_tokens <= limit]
+        return short, [session for session in ready if session.num_pending_tokens > limit]
 
     def _fill(
         self,

@@ -214,9 +214,12 @@ class EngineLoop(Generic[CommandT, EventT]):
         with self._gate:
             self._is_closed = True
         self._work.is_draining = True
-        self._take_commands()
-        self._work.refuse_all(RefusalReason.DRAINING, "the replica has stopped")
-        self._settle(is_draining=True)
+        try:
+            self._take_commands()
+            self._work.refuse_all(RefusalReason.DRAINING, "the replica has stopped")
+            self._settle(is_draining=True)
+        except Exception as error:  # noqa: BLE001 - after a crash even this may fail, and a drain must not wait for it
+            self.faults.record("refusing what was left failed", error)
         self._drained.set()
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import httpx
 import typer
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.config import ClusterConfig, ConfigError, PoolConfig, load_config
+from cluster.messages import RequestError, SamplingParams, SpeculationOverride
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 models_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
@@ -88,7 +89,12 @@ def generate(
     speculation: Annotated[bool, typer.Option("--speculation/--no-speculation")] = True,
 ) -> None:
     """Generate once from a chat prompt, through a running cluster or, with --no-cluster, in this process."""
+    if no_cluster:
+        sampling = SamplingParams(max_tokens, seed, temperature)
+        _generate_here(_load(config), model, prompt, sampling, SpeculationOverride(enabled=speculation))
+        return
     body = {
+        "model": model or _first_model(url),
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -96,14 +102,7 @@ def generate(
         "stream": True,
         "speculation": {"enabled": speculation},
     }
-    if no_cluster:
-        settings = _load(config)
-        _fetch_models(settings)
-        from cluster.router.local import generate_text
-
-        asyncio.run(generate_text(settings, model or settings.models[0].name, body, _write))
-        return
-    _stream_over_http(url, {**body, "model": model or _first_model(url)})
+    _stream_over_http(url, body)
 
 
 @app.command()
@@ -172,6 +171,22 @@ def _resolve(name: str) -> Path:
         _die(str(error))
 
 
+def _generate_here(
+    config: ClusterConfig, model: str | None, prompt: str, sampling: SamplingParams, speculation: SpeculationOverride
+) -> None:
+    names = [item.name for item in config.models]
+    if model is not None and model not in names:
+        _die(f"--model: {model!r} is not configured; there is {', '.join(names)}")
+    _fetch_models(config)
+    from cluster.router.local import generate_text
+
+    try:
+        asyncio.run(generate_text(config, model or names[0], prompt, sampling, speculation, _write))
+    except RequestError as error:
+        _die(error.message)
+    _write("\n")
+
+
 def _print_ready(config: ClusterConfig) -> None:
     router = config.router
     console.print(f"Ready. HTTP http://{router.host}:{router.http_port}/v1   gRPC {router.host}:{router.grpc_port}")
@@ -233,6 +248,6 @@ def _replica_row(replica: dict[str, Any]) -> list[str]:
     ]
 
 
-def _die(message: str) -> Any:
+def _die(message: str) -> NoReturn:
     errors.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
     raise typer.Exit(1)

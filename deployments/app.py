@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ray import serve
 from ray.serve import Application
 
 from cluster.config import ClusterConfig, ModelConfig, PoolConfig
@@ -15,7 +16,8 @@ GRPC_SERVICER_FUNCTIONS = [
     "protos.paceline.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 ]
-SHUTDOWN_GRACE_S = 30.0
+MAX_ONGOING_REQUESTS = 10_000  # the router's own admission bounds what runs; Serve must not stop it before
+_HEALTH = {"health_check_period_s": 2, "health_check_timeout_s": 30, "graceful_shutdown_timeout_s": 30}
 
 
 def build(config: ClusterConfig) -> Application:
@@ -25,10 +27,13 @@ def build(config: ClusterConfig) -> Application:
         pools[f"{model.name}/target"] = _target_pool(model, config)
         if model.draft is not None:
             pools[f"{model.name}/draft"] = _draft_pool(model, model.draft, config)
-    router = RouterReplica.options(
+    router = serve.deployment(
+        RouterReplica,
+        name="router",
         num_replicas=config.router.replicas,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": config.router.num_cpus},
-        graceful_shutdown_timeout_s=SHUTDOWN_GRACE_S,
+        **_HEALTH,
     )
     return router.bind(config, pools)
 
@@ -39,18 +44,15 @@ def build_from_config(args: dict[str, Any]) -> Application:
 
 
 def _target_pool(model: ModelConfig, config: ClusterConfig) -> Application:
-    deployment = TargetReplica.options(name=f"target-{model.name}", **_pool_options(model.target))
+    deployment = serve.deployment(TargetReplica, name=f"target-{model.name}", **_pool_options(model.target))
     return deployment.bind(model, config.speculation, config.device)
 
 
 def _draft_pool(model: ModelConfig, draft: PoolConfig, config: ClusterConfig) -> Application:
-    deployment = DraftReplica.options(name=f"draft-{model.name}", **_pool_options(draft))
+    deployment = serve.deployment(DraftReplica, name=f"draft-{model.name}", **_pool_options(draft))
     return deployment.bind(model, config.device)
 
 
 def _pool_options(pool: PoolConfig) -> dict[str, Any]:
-    return {
-        "num_replicas": pool.replicas,
-        "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
-        "graceful_shutdown_timeout_s": SHUTDOWN_GRACE_S,
-    }
+    actor = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
+    return {"num_replicas": pool.replicas, "max_ongoing_requests": 100, "ray_actor_options": actor, **_HEALTH}

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from ray import serve
-
 from cluster.config import Device, ModelConfig
+from cluster.router.replica_set import Pool
 from cluster.runtime.factory import load_draft_engine
-from cluster.transport.server import DraftServer
+from cluster.runtime.threads import set_num_threads
+from cluster.transport.hub import PoolHub
+from cluster.transport.draft_stream import DRAFT_PROTOCOL
 from deployments.pool_host import PoolHost
 
 
-@serve.deployment(max_ongoing_requests=100, health_check_period_s=2, health_check_timeout_s=30)
 class DraftReplica:
     """One replica of a model's draft pool."""
 
-    async def __init__(self, model: ModelConfig, device: Device) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits constructors
+        self, model: ModelConfig, device: Device
+    ) -> None:
         if model.draft is None:
             raise ValueError(f"models.{model.name}.draft: not configured")
+        set_num_threads(model.draft.num_threads)
         engine = load_draft_engine(model.draft, model.target.path, device)
-        self._host = await PoolHost.start(engine, DraftServer(engine), model.name, "draft")
+        hub = PoolHub(DRAFT_PROTOCOL)
+        hub.bind(engine)
+        engine.on_events = hub.publish
+        self._host = await PoolHost.start(engine, hub, model.name, Pool.DRAFT)
 
     def record_replica_metadata(self) -> dict[str, str]:
         return self._host.describe()

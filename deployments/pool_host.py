@@ -1,46 +1,49 @@
-"""What every pool replica runs beside its engine: the stream server routers connect to, and its metrics."""
+"""What every pool replica runs beside its engine: the stream server that routers connect to, and its metrics."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Generic
 
 import ray
 from prometheus_client import CollectorRegistry
 
 from cluster.metrics import PoolMetrics, serve_metrics
-from cluster.router.replica_set import ReplicaInfo
-from cluster.runtime.drafter import DraftEngine
-from cluster.runtime.engine import Engine
+from cluster.router.replica_set import Pool, ReplicaInfo
+from cluster.runtime.engine_loop import EngineLoop
+from cluster.transport.hub import PoolHub
+from cluster.transport.protocol import CommandT, EventT
 from cluster.transport.server import PoolServer
 
 DRAIN_TIMEOUT_S = 20.0  # below Serve's graceful_shutdown_timeout_s
 
 
 @dataclass(frozen=True, slots=True)
-class PoolHost:
-    """An engine that is serving: owns its thread, its gRPC server and its metrics endpoint."""
+class PoolHost(Generic[CommandT, EventT]):
+    """An engine that serves: owns its thread, its port for routers and its metrics endpoint."""
 
-    engine: Engine | DraftEngine
-    server: PoolServer[Any, Any]
+    engine: EngineLoop[CommandT, EventT]
+    server: PoolServer[CommandT, EventT]
     info: ReplicaInfo
 
     @classmethod
-    async def start(cls, engine: Engine | DraftEngine, server: PoolServer[Any, Any], model: str, pool: str) -> PoolHost:
-        """Serve `engine` to routers on a free port of this node."""
+    async def start(
+        cls,
+        engine: EngineLoop[CommandT, EventT],
+        hub: PoolHub[CommandT, EventT],
+        model: str,
+        pool: Pool,
+    ) -> PoolHost[CommandT, EventT]:
+        """Serve `engine`, which `hub` is bound to, on a free port of this node and on the running event loop."""
         registry = CollectorRegistry()
-        metrics = PoolMetrics(registry, model, pool, engine.stats)
-        engine.on_step = metrics.observe_step
-        host = ray.util.get_node_ip_address()
-        address = await server.start(host)
+        engine.on_step = PoolMetrics(registry, model, pool.value, engine.stats).observe_step
         engine.start()
-        info = ReplicaInfo(
-            replica_id=ray.get_runtime_context().get_actor_id() or address,
-            address=address,
-            model=model,
-            pool=pool,
-            metrics_address=serve_metrics(registry, host),
-        )
+        host = ray.util.get_node_ip_address()
+        server = PoolServer(hub, host)
+        await server.start()
+        replica_id = ray.get_runtime_context().get_actor_id()
+        info = ReplicaInfo(replica_id, server.address, model, pool, serve_metrics(registry, host))
         return cls(engine, server, info)
 
     def describe(self) -> dict[str, str]:
@@ -48,10 +51,11 @@ class PoolHost:
         return asdict(self.info)
 
     def check_health(self) -> None:
-        """Raises when the engine's thread has died, so that Serve replaces the replica."""
+        """Raises EngineError when the engine cannot serve any more, so that Serve replaces the replica."""
         self.engine.check_health()
 
     async def stop(self) -> None:
-        """Finish what runs, refuse what is new, then close every stream."""
-        await self.server.stop(drain_timeout_s=DRAIN_TIMEOUT_S)
-        self.engine.stop()
+        """Refuse what is new, finish what runs, then end every stream."""
+        await asyncio.to_thread(self.engine.drain, DRAIN_TIMEOUT_S)
+        await self.server.stop()
+        await asyncio.to_thread(self.engine.stop)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
@@ -21,48 +21,46 @@ from cluster.router.router import Router
 from cluster.runtime.model_store import resolve_model
 from cluster.tokenizer import Tokenizer
 from cluster.transport.inference_servicer import InferenceServicer, grpc_status
-from cluster.transport.openai_api import create_app
+from cluster.transport.openai_api import ApiOptions, create_app
 from deployments.discovery import discover_from
 from protos.paceline.v1 import inference_pb2 as pb
 
 
-@serve.deployment(name="router", max_ongoing_requests=10_000, health_check_period_s=2, health_check_timeout_s=30)
 @serve.ingress()
 class RouterReplica:
     """One ingress replica: the router, and the two public APIs in front of it."""
 
-    async def __init__(self, config: ClusterConfig, pools: Mapping[str, DeploymentHandle]) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits constructors
+        self, config: ClusterConfig, pools: Mapping[str, DeploymentHandle]
+    ) -> None:
         self._registry = CollectorRegistry()
         tokenizers = {model.name: Tokenizer.load(resolve_model(model.target.path)) for model in config.models}
         self._router = Router(
             config, tokenizers, discover=discover_from(list(pools.values())), observer=RouterMetrics(self._registry)
         )
-        self._servicer = InferenceServicer(self._router)
+        self._servicer = InferenceServicer(lambda: self._router)
         await self._router.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(
-            lambda: self._router,
-            metrics=lambda: generate_latest(self._registry).decode(),
-            service_discovery=self._metrics_targets,
-            status=lambda: asdict(self._router.status()),
-        )
+        options = ApiOptions(metrics=lambda: generate_latest(self._registry), service_discovery=self._metrics_targets)
+        app = create_app(lambda: self._router, options)
+        app.add_api_route("/status", lambda: asdict(self._router.status()), methods=["GET"])
+        return app
 
     async def Generate(
         self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         try:
-            async for response in self._servicer.generate(request, _metadata(grpc_context)):
-                yield response
+            async with aclosing(self._servicer.generate(request, _metadata(grpc_context))) as responses:
+                async for response in responses:
+                    yield response
         except RequestError as error:
             _fail(grpc_context, error)
             raise
 
-    async def Tokenize(
-        self, request: pb.TokenizeRequest, grpc_context: RayServegRPCContext
-    ) -> pb.TokenizeResponse:
+    async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: RayServegRPCContext) -> pb.TokenizeResponse:
         try:
-            return await self._servicer.tokenize(request)
+            return await self._servicer.tokenize(request, _metadata(grpc_context))
         except RequestError as error:
             _fail(grpc_context, error)
             raise
@@ -75,14 +73,12 @@ class RouterReplica:
     async def __del__(self) -> None:
         await self._router.stop()
 
-    def _metrics_targets(self) -> str:
-        """Prometheus HTTP service discovery: every pool replica's metrics address, labelled."""
-        return json.dumps(
-            [
-                {"targets": [info.metrics_address], "labels": {"model": info.model, "pool": info.pool}}
-                for info in self._router.replicas()
-            ]
-        )
+    def _metrics_targets(self) -> list[dict[str, object]]:
+        """Prometheus HTTP service discovery: every pool replica's metrics address; series name model and pool."""
+        return [
+            {"targets": [info.metrics_address], "labels": {"replica": info.replica_id}}
+            for info in self._router.replicas()
+        ]
 
 
 def _metadata(context: RayServegRPCContext) -> dict[str, str]:
@@ -90,6 +86,7 @@ def _metadata(context: RayServegRPCContext) -> dict[str, str]:
 
 
 def _fail(context: Any, error: RequestError) -> None:
-    code, details = grpc_status(error)
-    context.set_code(code)
-    context.set_details(details)
+    status = grpc_status(error)
+    context.set_code(status.code)
+    context.set_details(status.details)
+    context.set_trailing_metadata(list(status.trailing_metadata))

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from ray import serve
-
 from cluster.config import Device, ModelConfig, SpeculationConfig
+from cluster.router.replica_set import Pool
 from cluster.runtime.factory import load_engine
-from cluster.transport.server import TargetServer
+from cluster.runtime.threads import set_num_threads
+from cluster.transport.hub import PoolHub
+from cluster.transport.target_stream import TARGET_PROTOCOL
 from deployments.pool_host import PoolHost
 
 
-@serve.deployment(max_ongoing_requests=100, health_check_period_s=2, health_check_timeout_s=30)
 class TargetReplica:
     """One replica of a model's target pool."""
 
-    async def __init__(self, model: ModelConfig, speculation: SpeculationConfig, device: Device) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits constructors
+        self, model: ModelConfig, speculation: SpeculationConfig, device: Device
+    ) -> None:
+        set_num_threads(model.target.num_threads)
         engine = load_engine(model.target, speculation, device)
-        self._host = await PoolHost.start(engine, TargetServer(engine), model.name, "target")
+        hub = PoolHub(TARGET_PROTOCOL)
+        hub.bind(engine)
+        engine.on_events = hub.publish
+        self._host = await PoolHost.start(engine, hub, model.name, Pool.TARGET)
 
     def record_replica_metadata(self) -> dict[str, str]:
         return self._host.describe()

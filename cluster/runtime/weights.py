@@ -109,7 +109,7 @@ class _Reader:
         if spec.draft is None or spec.draft.output_vocab_size is None:
             return None
         ids = self._checkpoint.tensor("draft_vocab", spec.output_size).to(torch.int64)
-        if ids.min() < 0 or ids.max() >= spec.vocab_size or len(ids.unique()) != len(ids):
+        if ids.min() < 0 or ids.max() >= spec.vocab_size or len(set(ids.tolist())) != len(ids):
             raise ModelError(
                 f"{self._checkpoint.path}: draft_vocab must hold distinct token ids below {spec.vocab_size}"
             )

@@ -1,0 +1,118 @@
+"""Runs one scheduled step on a model: rows in, sampled tokens out."""
+
+from __future__ import annotations
+
+import torch
+
+from cluster.config import Device, DType, PoolConfig
+from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
+from cluster.messages import SamplingParams
+from cluster.runtime.input_batch import InputBatch
+from cluster.runtime.kv_store import KVCache, bytes_per_block, num_blocks_for, total_memory
+from cluster.runtime.model import DecoderModel, load_model
+from cluster.runtime.model_spec import ModelError, ModelSpec
+from cluster.runtime.model_store import resolve_model
+from cluster.runtime.sampler import Sampler, collect_step_output, make_sampler
+from cluster.runtime.threads import set_num_threads
+
+_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
+
+
+class ModelRunner:
+    """Owns a model and its KV memory; keeps nothing about requests. One thread only."""
+
+    def __init__(self, model: DecoderModel, kv: KVCache, sampler: Sampler) -> None:
+        self._model = model
+        self._kv = kv
+        self._sampler = sampler
+
+    @property
+    def num_blocks(self) -> int:
+        return self._kv.num_blocks
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of memory of the KV cache."""
+        return self._kv.num_bytes
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model reads are below this."""
+        return self._model.spec.vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._model.spec.eos_token_ids
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence, output included."""
+        return self._model.max_model_len
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> StepOutput:
+        """Compute every row's keys and values and sample where asked.
+
+        Token ids must be below vocab_size and block ids below num_blocks: the scheduler has seen to both.
+        """
+        batch = InputBatch.build(step, self._kv.block_size, self._model.device)
+        logits = self._model.forward(batch, self._kv)
+        sampled = self._sampler.sample(logits, batch.sampling, self._model.output_token_ids)
+        return collect_step_output(step, sampled)
+
+    def warm_up(self, num_tokens: int) -> None:
+        """Compile and touch what a prefill of up to num_tokens and a decode step need, so that no request waits for it.
+
+        Writes to block 0 on: only while no sequence holds a block.
+        """
+        capacity = min(self._kv.num_blocks * self._kv.block_size, self.max_model_len)
+        length = max(1, min(num_tokens, capacity - 1))
+        for start, count in ((0, length), (length, 1)):
+            self.execute(SchedulerOutput((self._dummy(start, count),)))
+
+    def _dummy(self, start: int, count: int) -> ScheduledSequence:
+        num_blocks = min(self._kv.num_blocks, -(-(start + count) // self._kv.block_size))
+        sampling = SamplingParams(max_tokens=1, seed=0)
+        return ScheduledSequence("warm-up", (0,) * count, start, tuple(range(num_blocks)), 1, sampling)
+
+
+def build_runner(pool: PoolConfig, device: Device, target_path: str | None = None) -> ModelRunner:
+    """Load a pool's model, size its KV cache, set this process's thread counts, and warm up.
+
+    target_path: the target's path or name, for a draft that shares its embedding. Raises ModelError.
+    """
+    where = torch_device(device)
+    if where.type == "cpu":
+        set_num_threads(pool.num_threads)
+    dtype = _DTYPES[pool.dtype]
+    target = None if target_path is None else resolve_model(target_path)
+    model = load_model(resolve_model(pool.path), dtype, where, target, pool.max_model_len)
+    num_blocks = _num_blocks(pool, model.spec, model.max_model_len, where)
+    kv = KVCache.allocate(model.spec, num_blocks, pool.block_size, dtype, where)
+    runner = ModelRunner(model, kv, make_sampler(where))
+    runner.warm_up(pool.max_num_batched_tokens)
+    return runner
+
+
+def torch_device(device: Device) -> torch.device:
+    """AUTO prefers CUDA. Raises ModelError for CUDA where there is none."""
+    if device is Device.CUDA and not torch.cuda.is_available():
+        raise ModelError("device: cuda is configured, but this machine has no CUDA device that torch can use")
+    use_cuda = device is Device.CUDA or (device is Device.AUTO and torch.cuda.is_available())
+    return torch.device("cuda" if use_cuda else "cpu")
+
+
+def _num_blocks(pool: PoolConfig, spec: ModelSpec, max_model_len: int, device: torch.device) -> int:
+    """kv_blocks, or what kv_memory_fraction affords, but never more than a full batch of longest sequences."""
+    if pool.kv_blocks is not None:
+        return pool.kv_blocks
+    block_bytes = bytes_per_block(spec, pool.block_size, _DTYPES[pool.dtype])
+    most = pool.max_num_seqs * -(-max_model_len // pool.block_size)
+    total = total_memory(device)
+    num_blocks = num_blocks_for(pool.kv_memory_fraction, block_bytes, total, most)
+    if num_blocks < 1:
+        raise ModelError(
+            f"kv_memory_fraction {pool.kv_memory_fraction} of {total} bytes of memory holds no KV block "
+            f"({block_bytes} bytes each)"
+        )
+    return num_blocks

@@ -51,9 +51,13 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a model runner returns: samples for every scheduled sequence with num_samples > 0, by request_id."""
+    """What a model runner returns: samples for every scheduled sequence with num_samples > 0, by request_id.
+
+    A sequence whose logits cannot be sampled (NaN, +inf) has no samples; `failed` says why, and only it must end.
+    """
 
     samples: Mapping[str, SampledTokens] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

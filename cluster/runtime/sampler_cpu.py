@@ -1,0 +1,60 @@
+"""Sampling on the CPU: hands rows of logits to the sampling kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cluster.core.sampling import RowFault
+from cluster.messages import TokenLogprobs
+from cluster.runtime import sampling_kernel as kernel
+from cluster.runtime.sampler import SamplerOutput, check_shapes
+from cluster.runtime.sampling_batch import SamplingBatch
+
+_FAULTS = {
+    kernel.FAULT_NAN: RowFault.NAN,
+    kernel.FAULT_INFINITE: RowFault.INFINITE,
+    kernel.FAULT_EMPTY: RowFault.EMPTY,
+}
+
+
+class CpuSampler:
+    """Samples in the calling thread, without the GIL."""
+
+    def sample(
+        self, logits: torch.Tensor, batch: SamplingBatch, output_token_ids: torch.Tensor | None = None
+    ) -> SamplerOutput:
+        """See Sampler.sample."""
+        check_shapes(logits, batch, output_token_ids)
+        rows = logits.detach().contiguous().numpy()
+        ids = _token_ids(logits.shape[1], output_token_ids)
+        columns, codes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint8)
+        kernel.sample_rows(rows, ids, _parameters(batch), columns, codes)
+        faults = {int(row): _FAULTS[int(codes[row])] for row in np.flatnonzero(codes)}
+        logprobs = {
+            row: _logprobs(rows[row], ids, int(columns[row]), num_top)
+            for row, num_top in zip(batch.logprob_rows.tolist(), batch.num_logprobs.tolist(), strict=True)
+            if row not in faults
+        }
+        return SamplerOutput(ids[columns].astype(np.int64), logprobs, faults)
+
+
+def _token_ids(num_columns: int, output_token_ids: torch.Tensor | None) -> NDArray[np.int32]:
+    if output_token_ids is None:
+        return np.arange(num_columns, dtype=np.int32)
+    return output_token_ids.numpy().astype(np.int32)
+
+
+def _parameters(batch: SamplingBatch) -> kernel.Parameters:
+    return kernel.Parameters(batch.temperature, batch.top_p, batch.top_k, batch.min_p, batch.seed, batch.position)
+
+
+def _logprobs(logits: NDArray[np.float32], ids: NDArray[np.int32], chosen: int, num_top: int) -> TokenLogprobs:
+    largest, log_total, columns = kernel.most_likely(logits, ids, num_top)
+    ranked = sorted(columns.tolist(), key=lambda column: (-logits[column], ids[column]))
+
+    def logprob(column: int) -> float:
+        return (float(logits[column]) - largest) - log_total
+
+    return TokenLogprobs(int(ids[chosen]), logprob(chosen), tuple((int(ids[c]), logprob(c)) for c in ranked))

@@ -1,0 +1,172 @@
+"""Sampling where the logits are, in torch operations: the same tokens as cluster.core.sampling, on any device."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cluster.core import keyed_noise
+from cluster.core.sampling import GREEDY_BELOW, WEIGHT_SCALE, RowFault
+from cluster.messages import TokenLogprobs
+from cluster.runtime.sampler import SamplerOutput, check_shapes
+from cluster.runtime.sampling_batch import NO_TOP_K, SamplingBatch
+
+MAX_ELEMENTS = 2**24  # of the double-precision temporaries of one pass; more rows take several passes
+
+_NO_ID = 2**62  # more than any token id
+
+
+class _Rows(NamedTuple):
+    """Some rows' parameters, on the device, and what the host knows of them, so that no step waits for the device."""
+
+    scale: Tensor  # float64 [R, 1], 1 / temperature
+    floor: Tensor  # float64 [R, 1], ln(min_p)
+    top_k: Tensor  # int64 [R, 1]
+    top_p: Tensor  # float64 [R, 1]
+    key: Tensor  # int64 [R, 1], the bits of the noise's row key
+    greedy: Tensor  # bool [R]
+    any_noise: bool
+    any_ranking: bool  # top_k or top_p
+
+
+class TorchSampler:
+    """Samples in torch operations, with one wait for the device at the end."""
+
+    def sample(self, logits: Tensor, batch: SamplingBatch, output_token_ids: Tensor | None = None) -> SamplerOutput:
+        """See Sampler.sample."""
+        check_shapes(logits, batch, output_token_ids)
+        ids, logits = _by_token_id(logits, output_token_ids)
+        num_rows = max(1, MAX_ELEMENTS // logits.shape[1])
+        starts = range(0, len(logits), num_rows)
+        parts = [_sample(logits[i : i + num_rows], ids, _rows(batch, i, i + num_rows, logits.device)) for i in starts]
+        columns, codes = torch.cat(parts, dim=1).cpu() if parts else torch.zeros(2, 0, dtype=torch.int64)
+        faults = {row: _FAULTS[code] for row, code in enumerate(codes.tolist()) if code}
+        logprobs = {
+            row: _logprobs(logits[row], ids, int(columns[row]), num_top)
+            for row, num_top in zip(batch.logprob_rows.tolist(), batch.num_logprobs.tolist(), strict=True)
+            if row not in faults
+        }
+        return SamplerOutput(ids.cpu()[columns].numpy(), logprobs, faults)
+
+
+def _by_token_id(logits: Tensor, output_token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Token ids, ascending, and the logits' columns in that order, so that the first of equals has the lowest id."""
+    if output_token_ids is None:
+        return torch.arange(logits.shape[1], device=logits.device), logits
+    ids, order = output_token_ids.to(logits.device, torch.int64).sort()
+    return ids, logits[:, order]
+
+
+def _rows(batch: SamplingBatch, start: int, stop: int, device: torch.device) -> _Rows:
+    rows = slice(start, stop)
+    greedy = batch.temperature[rows] < GREEDY_BELOW
+    floors = [math.log(min_p) if min_p > 0 else -math.inf for min_p in batch.min_p[rows].tolist()]
+
+    def column(values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(device, non_blocking=True).unsqueeze(1)
+
+    return _Rows(
+        scale=column(1.0 / np.where(greedy, 1.0, batch.temperature[rows])),
+        floor=column(np.array(floors)),
+        top_k=column(batch.top_k[rows]),
+        top_p=column(batch.top_p[rows]),
+        key=column(_row_keys(batch.seed[rows], batch.position[rows])),
+        greedy=column(greedy).squeeze(1),
+        any_noise=not greedy.all(),
+        any_ranking=bool(((batch.top_k[rows] < NO_TOP_K) | (batch.top_p[rows] < 1)).any()),
+    )
+
+
+def _row_keys(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.int64]:
+    keys = [keyed_noise.row_key(s, p) for s, p in zip(seed.tolist(), position.tolist(), strict=True)]
+    return np.array(keys, dtype=np.uint64).view(np.int64)
+
+
+# --- a pass over some rows -------------------------------------------------------------------------------------------
+
+_FAULTS = {1: RowFault.NAN, 2: RowFault.INFINITE, 3: RowFault.EMPTY}
+
+
+def _sample(logits: Tensor, ids: Tensor, rows: _Rows) -> Tensor:
+    """Columns and fault codes of the sampled tokens, int64 [2, R]."""
+    top = logits.amax(dim=1, keepdim=True)
+    columns = _first_column(logits == top)
+    if rows.any_noise:
+        columns = torch.where(rows.greedy, columns, _draw(logits, top, ids, rows))
+    codes = torch.where(top == math.inf, 2, torch.where(top == -math.inf, 3, 0))
+    codes = torch.where(logits.isnan().any(dim=1, keepdim=True), 1, codes)
+    return torch.stack((columns, codes.squeeze(1)))
+
+
+def _first_column(chosen: Tensor) -> Tensor:
+    """The first true column of each row; argmax promises nothing about equals."""
+    columns = torch.arange(chosen.shape[1], device=chosen.device)
+    return torch.where(chosen, columns, _NO_ID).amin(dim=1).clamp(max=chosen.shape[1] - 1)
+
+
+def _draw(logits: Tensor, top: Tensor, ids: Tensor, rows: _Rows) -> Tensor:
+    """The columns whose x + noise is the largest of those kept."""
+    x = (logits.double() - top.double()) * rows.scale  # [R, V]
+    kept = x >= torch.clamp(rows.floor, min=torch.finfo(x.dtype).min)  # -inf is never kept
+    if rows.any_ranking:
+        kept = _rank_filters(logits, x, kept, rows)
+    scores = torch.where(kept, x + _gumbel(rows.key, ids), -math.inf)
+    return _first_column(scores == scores.amax(dim=1, keepdim=True))
+
+
+def _rank_filters(logits: Tensor, x: Tensor, kept: Tensor, rows: _Rows) -> Tensor:
+    """What top_k and then top_p leave of `kept`, bool [R, V]."""
+    order = (logits + 0.0).sort(dim=1, descending=True, stable=True).indices  # + 0.0: the zeros are equal
+    ranks = torch.arange(logits.shape[1], device=logits.device)
+    ranked = kept.gather(1, order) & (ranks < rows.top_k)
+    weights = (x.gather(1, order).exp() * WEIGHT_SCALE).round().long() * ranked
+    reached = weights.cumsum(dim=1)
+    needed = (rows.top_p * reached[:, -1:]).clamp(min=0.5)
+    ranked &= (reached - weights < needed) | (rows.top_p >= 1)
+    return torch.zeros_like(kept).scatter(1, order, ranked)
+
+
+# --- noise -----------------------------------------------------------------------------------------------------------
+
+
+def _gumbel(key: Tensor, ids: Tensor) -> Tensor:
+    """keyed_noise.gumbel_of for every row key [R, 1] and token id [V]: float64 [R, V]."""
+    bits = _output(key, ids)
+    uniform = (_shift_right(bits, 64 - keyed_noise.UNIFORM_BITS).double() + 0.5) * 2.0**-keyed_noise.UNIFORM_BITS
+    return -(-uniform.log()).log()
+
+
+def _output(key: Tensor, index: Tensor) -> Tensor:
+    """keyed_noise.output on int64 tensors, whose arithmetic wraps as that of unsigned integers does."""
+    value = key + (index + 1) * _signed(keyed_noise.GAMMA)
+    value = (value ^ _shift_right(value, 30)) * _signed(keyed_noise.MULTIPLIER_1)
+    value = (value ^ _shift_right(value, 27)) * _signed(keyed_noise.MULTIPLIER_2)
+    return value ^ _shift_right(value, 31)
+
+
+def _shift_right(value: Tensor, places: int) -> Tensor:
+    """A shift that fills with zeros, which torch has only for unsigned integers."""
+    shifted: Tensor = (value >> places) & (2 ** (64 - places) - 1)
+    return shifted
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+# --- logprobs --------------------------------------------------------------------------------------------------------
+
+
+def _logprobs(logits: Tensor, ids: Tensor, chosen: int, num_top: int) -> TokenLogprobs:
+    x = logits.double() - logits.amax().double()
+    log_total = math.log(int((x.exp() * WEIGHT_SCALE).round().long().sum()) / WEIGHT_SCALE)
+    ranked = (logits + 0.0).sort(descending=True, stable=True).indices[:num_top]
+    ranked = ranked[logits[ranked] > -math.inf]
+    columns = torch.cat((torch.tensor([chosen], device=ranked.device), ranked))
+    pairs = list(zip(ids[columns].tolist(), (x[columns] - log_total).tolist(), strict=True))
+    return TokenLogprobs(*pairs[0], tuple(pairs[1:]))

@@ -23,6 +23,7 @@ from cluster.messages import (
     Open,
     PoolLoad,
     Refusal,
+    RefusalReason,
     Submit,
     TargetCommand,
     TargetEvent,
@@ -128,6 +129,7 @@ class TinyRouter:
         self._faults = faults
         self._submits: dict[str, Submit] = {}
         self._epochs: dict[str, int] = {}
+        self._undrafted: set[str] = set()
         target.engine.on_events = self.on_target
         draft.engine.on_events = self.on_draft
         self._to_draft: list[DraftCommand] = []
@@ -142,7 +144,9 @@ class TinyRouter:
     def on_target(self, events: Iterable[TargetEvent]) -> None:
         self.target.events.extend(events)
         for event in events:
-            if isinstance(event, Commit):
+            if isinstance(event, Commit) and event.request_id in self._undrafted:
+                self._decline(event.request_id)
+            elif isinstance(event, Commit):
                 self._to_draft.append(self._follow(event))
             elif isinstance(event, Refusal):
                 self._to_draft.append(Close(event.request_id))
@@ -153,9 +157,7 @@ class TinyRouter:
             if isinstance(event, DraftBlock):
                 self._to_target.append(event)
             elif isinstance(event, Refusal) and event.epoch == self._epochs[event.request_id]:
-                self._to_target.append(DraftBlock(event.request_id, self._committed_len(event.request_id), ()))
-                self._epochs[event.request_id] += 1
-                self._to_draft.append(self._open(event.request_id, 2))
+                self._lose_draft(event)
             else:
                 assert isinstance(event, PoolLoad | Refusal)
 
@@ -190,6 +192,18 @@ class TinyRouter:
         """What a stream's end does: every session is closed."""
         self.draft.engine.handle([Close(request_id) for request_id in self._submits])
         self.draft.engine.step()
+
+    def _lose_draft(self, refusal: Refusal) -> None:
+        """Open a new session where the old one lost track; decode plainly where there is no room for one."""
+        self._decline(refusal.request_id)
+        if refusal.reason is RefusalReason.INTERNAL:
+            self._epochs[refusal.request_id] += 1
+            self._to_draft.append(self._open(refusal.request_id, 2))
+        else:
+            self._undrafted.add(refusal.request_id)
+
+    def _decline(self, request_id: str) -> None:
+        self._to_target.append(DraftBlock(request_id, self._committed_len(request_id), ()))
 
     def _follow(self, commit: Commit) -> DraftCommand:
         if commit.finish_reason is not None:

@@ -1,0 +1,41 @@
+"""Paged attention behind one protocol: torch reference, numba kernels for the CPU, FlashAttention for CUDA."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cluster.runtime.input_batch import InputBatch
+
+
+class AttentionBackend(Protocol):
+    """Causal attention of a step's rows over paged keys and values.
+
+    One layer's keys (and values) are [num_blocks, block_size, num_kv_heads, head_dim]; token j of a sequence lies in
+    block block_table[j // block_size] at offset j % block_size. A row at position p sees the keys 0 .. p of its own
+    sequence, so the step's own keys and values must be written before `attend` is called.
+    """
+
+    def write_kv(
+        self, keys: Tensor, values: Tensor, layer_keys: Tensor, layer_values: Tensor, batch: InputBatch
+    ) -> None:
+        """Store the step's keys and values, [num_tokens, num_kv_heads, head_dim], in their slots.
+
+        Converts to the cache's dtype, rounding to nearest even.
+        """
+
+    def attend(self, query: Tensor, layer_keys: Tensor, layer_values: Tensor, batch: InputBatch) -> Tensor:
+        """Attention output [num_tokens, num_heads, head_dim] for query of the same shape; scale is head_dim**-0.5."""
+
+
+def make_attention(device: torch.device) -> AttentionBackend:
+    """The backend for a device; imports only what that device needs."""
+    if device.type == "cuda":
+        from cluster.runtime.attention.cuda import CudaAttention
+
+        return CudaAttention()
+    from cluster.runtime.attention.cpu import CpuAttention
+
+    return CpuAttention()

@@ -1,0 +1,52 @@
+"""Paged attention on CUDA through torch's own variable-length FlashAttention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from cluster.runtime.attention.reference import ReferenceAttention
+from cluster.runtime.input_batch import InputBatch
+
+_CAUSAL = (-1, 0)  # any number of keys to the left, none to the right; the last query sees the last key
+
+
+@dataclass(frozen=True, slots=True)
+class CudaAttention:
+    """Reads bf16 or fp16 keys and values in place through the block table.
+
+    FlashAttention knows no float32: float32 caches go through the torch reference, which is slow and exact.
+    batch_invariant: never split the keys of one sequence over thread blocks, so that a row's bits do not depend on
+    what else is in the batch; costs speed when there are few rows with long contexts.
+    """
+
+    batch_invariant: bool = False
+
+    def write_kv(
+        self, keys: Tensor, values: Tensor, layer_keys: Tensor, layer_values: Tensor, batch: InputBatch
+    ) -> None:
+        """See AttentionBackend.write_kv."""
+        ReferenceAttention().write_kv(keys, values, layer_keys, layer_values, batch)
+
+    def attend(self, query: Tensor, layer_keys: Tensor, layer_values: Tensor, batch: InputBatch) -> Tensor:
+        """See AttentionBackend.attend."""
+        if layer_keys.element_size() > 2:
+            return ReferenceAttention().attend(query, layer_keys, layer_values, batch)
+        output = varlen_attn(
+            query.to(layer_keys.dtype),
+            layer_keys,
+            layer_values,
+            batch.query_start,
+            None,  # key lengths come from seqused_k, key places from block_table
+            batch.max_query_len,
+            batch.max_context_len,
+            window_size=_CAUSAL,
+            enable_gqa=query.shape[1] != layer_keys.shape[2],
+            seqused_k=batch.context_len,
+            block_table=batch.block_table,
+            num_splits=1 if self.batch_invariant else None,
+        )
+        return cast(Tensor, output).to(query.dtype)

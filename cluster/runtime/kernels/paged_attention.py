@@ -1,0 +1,335 @@
+"""Causal attention over paged keys and values.
+
+A tile is one key-value head of a run of a sequence's query tokens. Its rows are (token, head of the group) pairs,
+token by token, so the number of keys that a row sees never falls from one row to the next:
+
+    rows    | token t: group heads 0 .. g-1 | token t + 1: ... |
+
+Keys go by in spans of 256 from position 0. For one span: scores of all rows by dot tiles, softmax row by row, weighted
+values by accumulate tiles; then the span's (max, sum, output) is merged into the row's. A key and a value are thus
+read once for the whole tile, where they lie. Spans start at fixed positions and merge in order, and a row takes part
+in a span with the keys it sees only: its bits depend on its own query and context alone.
+
+With few tiles and long contexts the spans of a tile are tasks of their own, merged by a second launch: the same
+arithmetic in the same order, on more threads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import carray
+from numpy.typing import NDArray
+
+from cluster.runtime.kernels.compiling import Record, Records, native, task_body
+from cluster.runtime.kernels.simd import (
+    LANES,
+    broadcast,
+    exp,
+    float_pointer,
+    fma,
+    lane_max,
+    lane_sum,
+    load,
+    load_int32,
+    load_int64,
+    load_part,
+    maximum,
+    store,
+    store_part,
+)
+from cluster.runtime.kernels.team import launch
+from cluster.runtime.kernels.tiles import DOT_COLUMNS, DOT_ROWS, SUM_ROWS, accumulate, dot_tile
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
+
+SPAN = 256  # keys per span; a multiple of LANES
+_TILE_ROWS = 48  # query rows of one tile: its scores of a span (48 KiB) stay in the second-level cache
+_TASKS_PER_THREAD = 3  # with fewer tiles than this, spans become tasks
+
+ATTENTION = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "query", "keys", "values", "out",  # addresses; query and out are float32
+            "block_table", "query_start", "context_len",  # addresses of int32
+            "query_stride", "token_stride", "table_stride",  # bytes
+            "num_seqs", "num_heads", "num_kv_heads", "head_dim", "block_size", "num_bytes",  # of an element
+            "tile_function", "span_function", "merge_function", "num_threads",
+            "tile_tokens", "tiles", "spans", "partials", "partial_rows",  # filled in by launch_attention
+        )
+    ]
+)  # fmt: skip
+
+
+class _Tile(NamedTuple):
+    """The working memory of one tile."""
+
+    query: FloatArray  # [num_rows, width], width = head_dim rounded up to whole vectors
+    scores: FloatArray  # [num_rows, SPAN], then the softmax weights
+    offsets: IntArray  # [SPAN] bytes from the layer's first key to each key of the span
+    visible: IntArray  # [num_rows] keys of the span that the row sees
+
+
+class _Output(NamedTuple):
+    """Softmax output of some keys: not yet divided by the sum of the weights."""
+
+    rows: FloatArray  # [num_rows, width]
+    stats: FloatArray  # [num_rows, 2]: largest score, sum of exp(score - largest)
+
+
+@native
+def _new_output(num_rows: int, width: int) -> _Output:
+    stats = np.zeros((num_rows, 2), np.float32)
+    stats[:, 0] = -np.inf
+    return _Output(np.zeros((num_rows, width), np.float32), stats)
+
+
+@native
+def _key_offsets(table: int, block_size: int, token_stride: int, start: int, count: int, offsets: IntArray) -> None:
+    index = 0
+    while index < count:
+        position = start + index
+        inside = position % block_size
+        slot = load_int32(table + 4 * (position // block_size)) * block_size + inside
+        run = min(block_size - inside, count - index)
+        for step in range(run):
+            offsets[index + step] = (slot + step) * token_stride
+        index += run
+
+
+@native
+def _scores(a: Record, keys: int, tile: _Tile) -> None:
+    """scores[row, key] for every row of the tile that sees the key."""
+    query, offsets, visible = tile.query, tile.offsets, tile.visible
+    num_rows, stride = query.shape[0], query.shape[1] * 4
+    last, row = visible[-1] - 1, 0
+    for key in range(0, last + 1, DOT_COLUMNS):
+        while visible[row] <= key:
+            row += 1
+        k0, k1 = keys + offsets[key], keys + offsets[min(key + 1, last)]
+        k2, k3 = keys + offsets[min(key + 2, last)], keys + offsets[min(key + 3, last)]
+        for first in range(row, num_rows, DOT_ROWS):
+            rows = min(DOT_ROWS, num_rows - first)
+            x, out = query.ctypes.data + first * stride, tile.scores.ctypes.data + (first * SPAN + key) * 4
+            dot_tile(a.num_bytes, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4)
+
+
+@native
+def _softmax(scores: FloatArray, count: int, scale: np.float32) -> tuple[np.float32, np.float32]:
+    """Replace the first `count` scores by exp(score * scale - largest); returns the largest and the sum."""
+    base, whole = scores.ctypes.data, -(-count // LANES) * LANES
+    scores[count:whole] = -np.inf
+    factor, top = broadcast(scale), broadcast(np.float32(-np.inf))
+    for index in range(0, whole, LANES):
+        score = load(base + 4 * index) * factor
+        store(base + 4 * index, score)
+        top = maximum(top, score)
+    largest, total = lane_max(top), broadcast(np.float32(0))
+    for index in range(0, whole, LANES):
+        weight = exp(load(base + 4 * index) - broadcast(largest))
+        store(base + 4 * index, weight)
+        total = total + weight
+    return largest, lane_sum(total)
+
+
+@native
+def _weigh(a: Record, values: int, tile: _Tile, output: _Output) -> None:
+    """output[row] += sum of weights[row, key] * value[key] over the keys that the row sees."""
+    num_rows, stride, visible = len(tile.visible), output.rows.shape[1] * 4, tile.visible
+    for first in range(0, num_rows, SUM_ROWS):
+        rows, common = min(SUM_ROWS, num_rows - first), visible[first]  # the first row of a group sees the fewest
+        p, out = tile.scores.ctypes.data + first * SPAN * 4, output.rows.ctypes.data + first * stride
+        places = tile.offsets.ctypes.data
+        accumulate(a.num_bytes, rows, p, SPAN * 4, places, values, common, out, stride, a.head_dim)
+        for row in range(rows):
+            rest = visible[first + row] - common
+            p_row, out_row = p + (row * SPAN + common) * 4, out + row * stride
+            accumulate(a.num_bytes, 1, p_row, 0, places + 8 * common, values, rest, out_row, 0, a.head_dim)
+
+
+@native
+def _new_tile(a: Record, sequence: int, first_token: int, head: int) -> _Tile:
+    """Working memory with the tile's queries in it."""
+    group, row_end = a.num_heads // a.num_kv_heads, load_int32(a.query_start + 4 * sequence + 4)
+    num_rows = min(a.tile_tokens, row_end - first_token) * group
+    query = np.empty((num_rows, -(-a.head_dim // LANES) * LANES), np.float32)
+    for row in range(num_rows):
+        token, query_head = first_token + row // group, head * group + row % group
+        source, target = a.query + token * a.query_stride + query_head * a.head_dim * 4, query[row].ctypes.data
+        whole = a.head_dim & -LANES
+        for index in range(0, whole, LANES):
+            store(target + 4 * index, load(source + 4 * index))
+        if whole < a.head_dim:
+            store(target + 4 * whole, load_part(source + 4 * whole, a.head_dim - whole))
+    scores = np.empty((num_rows, SPAN), np.float32)
+    return _Tile(query, scores, np.empty(SPAN, np.int64), np.empty(num_rows, np.int64))
+
+
+@native
+def _attend_span(
+    a: Record, sequence: int, first_token: int, head: int, span: int, tile: _Tile, output: _Output
+) -> None:
+    """One span's output; `output` holds zeros before."""
+    num_rows, group, start = len(tile.visible), a.num_heads // a.num_kv_heads, span * SPAN
+    row_end = load_int32(a.query_start + 4 * sequence + 4)
+    first_visible = load_int32(a.context_len + 4 * sequence) - row_end + first_token + 1
+    for row in range(num_rows):
+        tile.visible[row] = min(max(first_visible + row // group - start, 0), SPAN)
+    table = a.block_table + sequence * a.table_stride
+    _key_offsets(table, a.block_size, a.token_stride, start, tile.visible[-1], tile.offsets)
+    head_offset, scale = head * a.head_dim * a.num_bytes, np.float32(1 / np.sqrt(a.head_dim))
+    _scores(a, a.keys + head_offset, tile)
+    for row in range(num_rows):
+        if tile.visible[row]:
+            largest, weight_sum = _softmax(tile.scores[row], tile.visible[row], scale)
+            output.stats[row, 0], output.stats[row, 1] = largest, weight_sum
+    _weigh(a, a.values + head_offset, tile, output)
+
+
+@native
+def _merge(total: _Output, part: _Output) -> None:
+    """Add the next span's output to what the spans before it gave."""
+    width = total.rows.shape[1]
+    for row in range(len(total.rows)):
+        largest, weight_sum = part.stats[row, 0], part.stats[row, 1]
+        top = max(total.stats[row, 0], largest)
+        keep, add = exp(broadcast(total.stats[row, 0] - top)), exp(broadcast(largest - top))
+        target, source = total.rows[row].ctypes.data, part.rows[row].ctypes.data
+        for index in range(0, 4 * width, 4 * LANES):
+            store(target + index, fma(load(source + index), add, load(target + index) * keep))
+        total.stats[row, 1] = total.stats[row, 1] * lane_max(keep) + weight_sum * lane_max(add)
+        total.stats[row, 0] = top
+
+
+@native
+def _finish(a: Record, first_token: int, head: int, total: _Output) -> None:
+    """Divide by the sums of the weights and store the rows."""
+    group = a.num_heads // a.num_kv_heads
+    for row in range(len(total.rows)):
+        token, query_head = first_token + row // group, head * group + row % group
+        target, source = a.out + (token * a.num_heads + query_head) * a.head_dim * 4, total.rows[row].ctypes.data
+        weight_sum = broadcast(total.stats[row, 1])
+        for index in range(0, a.head_dim, LANES):
+            value = load(source + 4 * index) / weight_sum
+            if index + LANES <= a.head_dim:
+                store(target + 4 * index, value)
+            else:
+                store_part(target + 4 * index, value, a.head_dim - index)
+
+
+@native
+def _partial(a: Record, span: int, head: int, num_rows: int) -> _Output:
+    """Where the output of one span of the step lies while spans are tasks."""
+    width = -(-a.head_dim // LANES) * LANES
+    base = a.partials + (span * a.num_kv_heads + head) * a.partial_rows * (width + 2) * 4
+    stats = carray(float_pointer(base + num_rows * width * 4), (num_rows, 2))
+    return _Output(carray(float_pointer(base), (num_rows, width)), stats)
+
+
+@task_body(ATTENTION)
+def _tile_task(args: Record, task: int) -> None:
+    """All spans of one tile, one after the other."""
+    a = carray(args, 1)[0]
+    head, entry = task % a.num_kv_heads, a.tiles + task // a.num_kv_heads * 32
+    sequence, first_token = load_int64(entry), load_int64(entry + 8)
+    tile = _new_tile(a, sequence, first_token, head)
+    total = _new_output(tile.query.shape[0], tile.query.shape[1])
+    for span in range(load_int64(entry + 24)):
+        part = _new_output(tile.query.shape[0], tile.query.shape[1])
+        _attend_span(a, sequence, first_token, head, span, tile, part)
+        _merge(total, part)
+    _finish(a, first_token, head, total)
+
+
+@task_body(ATTENTION)
+def _span_task(args: Record, task: int) -> None:
+    """One span of one tile, into its partial output."""
+    a = carray(args, 1)[0]
+    head, index = task % a.num_kv_heads, task // a.num_kv_heads
+    entry = a.tiles + load_int64(a.spans + 8 * index) * 32
+    sequence, first_token, first_span = load_int64(entry), load_int64(entry + 8), load_int64(entry + 16)
+    tile = _new_tile(a, sequence, first_token, head)
+    part = _partial(a, index, head, tile.query.shape[0])
+    part.rows[:] = 0
+    part.stats[:, 0], part.stats[:, 1] = -np.inf, 0
+    _attend_span(a, sequence, first_token, head, index - first_span, tile, part)
+
+
+@task_body(ATTENTION)
+def _merge_task(args: Record, task: int) -> None:
+    """Merge a tile's partial outputs in the order of the spans."""
+    a = carray(args, 1)[0]
+    head, entry = task % a.num_kv_heads, a.tiles + task // a.num_kv_heads * 32
+    sequence, first_token, first_span = load_int64(entry), load_int64(entry + 8), load_int64(entry + 16)
+    row_end = load_int32(a.query_start + 4 * sequence + 4)
+    num_rows = min(a.tile_tokens, row_end - first_token) * (a.num_heads // a.num_kv_heads)
+    total = _new_output(num_rows, -(-a.head_dim // LANES) * LANES)
+    for span in range(load_int64(entry + 24)):
+        _merge(total, _partial(a, first_span + span, head, num_rows))
+    _finish(a, first_token, head, total)
+
+
+@native
+def _plan_tiles(a: Record) -> IntArray:
+    """[num_tiles, 4]: sequence, first query token (row of the batch), index of its first span, number of spans."""
+    starts, contexts = a.query_start, a.context_len
+    count = 0
+    for sequence in range(a.num_seqs):
+        rows = load_int32(starts + 4 * sequence + 4) - load_int32(starts + 4 * sequence)
+        count += -(-rows // a.tile_tokens)
+    tiles = np.empty((count, 4), np.int64)
+    index, num_spans = 0, 0
+    for sequence in range(a.num_seqs):
+        row_end = load_int32(starts + 4 * sequence + 4)
+        for first in range(load_int32(starts + 4 * sequence), row_end, a.tile_tokens):
+            num_keys = load_int32(contexts + 4 * sequence) - row_end + min(first + a.tile_tokens, row_end)
+            tiles[index, 0], tiles[index, 1] = sequence, first
+            tiles[index, 2], tiles[index, 3] = num_spans, -(-num_keys // SPAN)
+            num_spans += tiles[index, 3]
+            index += 1
+    return tiles
+
+
+@native
+def _launch_spans(team: int, args: Records, tiles: IntArray, spans: IntArray, partials: FloatArray) -> None:
+    a = args[0]
+    a.spans, a.partials = spans.ctypes.data, partials.ctypes.data
+    for index in range(len(tiles)):
+        spans[tiles[index, 2] : tiles[index, 2] + tiles[index, 3]] = index
+    launch(team, a.span_function, args, len(spans) * a.num_kv_heads)
+    launch(team, a.merge_function, args, len(tiles) * a.num_kv_heads)
+
+
+@native
+def _launch_tiles(team: int, args: Records, tiles: IntArray) -> None:
+    a = args[0]
+    a.tiles = tiles.ctypes.data
+    num_spans, num_tasks = tiles[-1, 2] + tiles[-1, 3], len(tiles) * a.num_kv_heads
+    if num_spans == len(tiles) or num_tasks >= _TASKS_PER_THREAD * a.num_threads:
+        launch(team, a.tile_function, args, num_tasks)
+        return
+    a.partial_rows = a.tile_tokens * (a.num_heads // a.num_kv_heads)
+    width = -(-a.head_dim // LANES) * LANES
+    partials = np.empty(num_spans * a.num_kv_heads * a.partial_rows * (width + 2), np.float32)
+    _launch_spans(team, args, tiles, np.empty(num_spans, np.int64), partials)
+
+
+@native
+def launch_attention(team: int, args: Records) -> None:
+    """Attend for a whole step; args: one ATTENTION record, see the module's text for what is computed.
+
+    keys and values are [num_blocks, block_size, num_kv_heads, head_dim]; a query token's heads lie side by side,
+    query_stride bytes after the previous token's; out is [num_tokens, num_heads, head_dim].
+    """
+    a = args[0]
+    a.tile_tokens = max(1, _TILE_ROWS // (a.num_heads // a.num_kv_heads))
+    if load_int32(a.query_start + 4 * a.num_seqs):
+        _launch_tiles(team, args, _plan_tiles(a))
+
+
+def attention_functions() -> tuple[int, int, int]:
+    """Addresses for the record's tile_function, span_function and merge_function."""
+    return _tile_task.address, _span_task.address, _merge_task.address

@@ -1,0 +1,277 @@
+"""A numba type of sixteen float32 lanes, with the loads, stores and arithmetic that kernels are written in.
+
+Addresses are plain integers (bytes). Nothing here needs alignment. On hardware with narrower registers LLVM splits the
+vectors; the results are the same bits, since every operation is lane-wise and each reduction has one fixed tree.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+
+LANES = 16
+
+I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+V16F32, V16I32, V16I16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
+
+
+class _Float32x16(types.Type):  # type: ignore[misc]
+    """Sixteen float32 lanes in one register."""
+
+    def __init__(self) -> None:
+        super().__init__(name="float32x16")
+
+
+float32x16 = _Float32x16()
+
+
+@register_model(_Float32x16)
+class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc]
+    """Tells numba how the type is held."""
+
+    def __init__(self, manager: Any, numba_type: Any) -> None:
+        super().__init__(manager, numba_type, V16F32)
+
+
+# --- pieces of LLVM code, shared with tiles.py -----------------------------------------------------------------------
+
+
+def splat(value: float) -> ir.Constant:
+    """The constant with `value` in every lane."""
+    return ir.Constant(V16F32, [ir.Constant(F32, value)] * LANES)
+
+
+def splat_int(value: int) -> ir.Constant:
+    """The integer constant with `value` in every lane."""
+    return ir.Constant(V16I32, [ir.Constant(I32, value)] * LANES)
+
+
+def call_llvm(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
+    """Call the LLVM intrinsic `name`."""
+    known = builder.module.globals.get(name)
+    function_type = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(known or ir.Function(builder.module, function_type, name), args)
+
+
+def pointer(builder: ir.IRBuilder, address: ir.Value, element: ir.Type) -> ir.Value:
+    """An address as a pointer to `element`."""
+    return builder.inttoptr(address, element.as_pointer())
+
+
+def emit_load(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Sixteen float32."""
+    return builder.load(pointer(builder, address, V16F32), align=4)
+
+
+def emit_load_bf16(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Sixteen bfloat16, widened exactly: a bfloat16 is the upper half of a float32."""
+    return _widen(builder, builder.load(pointer(builder, address, V16I16), align=2))
+
+
+def _widen(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
+    return builder.bitcast(builder.shl(builder.zext(halves, V16I32), splat_int(16)), V16F32)
+
+
+def _load_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value, vector: ir.Type) -> ir.Value:
+    """The first `count` elements, zeros after them; touches no memory past them."""
+    buffer = cgutils.alloca_once_value(builder, ir.Constant(vector, [ir.Constant(vector.element, 0)] * LANES))
+    builder.store(ir.Constant(vector, [ir.Constant(vector.element, 0)] * LANES), buffer)
+    source, target = (
+        builder.bitcast(place, vector.element.as_pointer()) for place in (pointer(builder, address, vector), buffer)
+    )
+    with cgutils.for_range(builder, count) as loop:
+        value = builder.load(builder.gep(source, [loop.index], source_etype=vector.element))
+        builder.store(value, builder.gep(target, [loop.index], source_etype=vector.element))
+    return builder.load(buffer)
+
+
+def emit_load_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
+    """`count` < 16 float32, zeros in the other lanes."""
+    return _load_part(builder, address, count, V16F32)
+
+
+def emit_load_bf16_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
+    """`count` < 16 bfloat16 widened, zeros in the other lanes."""
+    return _widen(builder, _load_part(builder, address, count, V16I16))
+
+
+def emit_store(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
+    """Store all lanes of a vector of any width."""
+    builder.store(value, pointer(builder, address, value.type), align=4)
+
+
+def emit_fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """a * b + c, rounded once."""
+    return call_llvm(builder, "llvm.fma.v16f32", V16F32, a, b, c)
+
+
+def shuffle(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """Pick lanes of a (0 ..) and b (len(a) ..)."""
+    mask = ir.Constant(ir.VectorType(I32, len(lanes)), [ir.Constant(I32, lane) for lane in lanes])
+    return builder.shuffle_vector(a, b, mask)
+
+
+def fold(builder: ir.IRBuilder, a: ir.Value, b: ir.Value | None, width: int) -> ir.Value:
+    """Halve each group of `width` lanes by adding its upper half to its lower; a's groups first, then b's."""
+    count = a.type.count * (1 if b is None else 2)
+    lower = [lane for lane in range(count) if lane % width < width // 2]
+    upper = [lane + width // 2 for lane in lower]
+    other = a if b is None else b
+    return builder.fadd(shuffle(builder, a, other, lower), shuffle(builder, a, other, upper))
+
+
+def emit_sum4(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value, d: ir.Value) -> ir.Value:
+    """[sum(a), sum(b), sum(c), sum(d)], each by the tree i + (i+8), i + (i+4), i + (i+2), i + (i+1)."""
+    quarters = fold(builder, fold(builder, a, b, 16), fold(builder, c, d, 16), 8)
+    return fold(builder, fold(builder, quarters, None, 4), None, 2)
+
+
+def emit_sum(builder: ir.IRBuilder, a: ir.Value) -> ir.Value:
+    """The sum of the lanes, by the same tree as emit_sum4."""
+    for width in (16, 8, 4, 2):
+        a = fold(builder, a, None, width)
+    return builder.extract_element(a, ir.Constant(I32, 0))
+
+
+def emit_max(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Lane-wise maximum."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def emit_largest(builder: ir.IRBuilder, a: ir.Value) -> ir.Value:
+    """The largest lane."""
+    for width in (8, 4, 2, 1):
+        lower = shuffle(builder, a, a, range(width))
+        a = emit_max(builder, lower, shuffle(builder, a, a, range(width, 2 * width)))
+    return builder.extract_element(a, ir.Constant(I32, 0))
+
+
+def emit_broadcast(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """One float32 in every lane."""
+    first = builder.insert_element(ir.Constant(V16F32, ir.Undefined), value, ir.Constant(I32, 0))
+    return shuffle(builder, first, first, [0] * LANES)
+
+
+# exp(x) = 2**n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2; ln 2 is split so that n * _LN2_HIGH is exact.
+_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
+_EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+_EXP_MIN, _EXP_MAX = -87.0, 88.0
+
+
+def emit_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """e**x within 2e-7 relative for -87 <= x <= 88; 0 below, e**88 above; exp(0) is exactly 1."""
+    clipped = builder.select(builder.fcmp_ordered("<", x, splat(_EXP_MAX)), x, splat(_EXP_MAX))
+    exponent = call_llvm(builder, "llvm.rint.v16f32", V16F32, builder.fmul(clipped, splat(_LOG2_E)))
+    rest = emit_fma(builder, exponent, splat(-_LN2_HIGH), clipped)
+    rest = emit_fma(builder, exponent, splat(-_LN2_LOW), rest)
+    series = splat(_EXP_TERMS[0])
+    for term in _EXP_TERMS[1:]:
+        series = emit_fma(builder, series, rest, splat(term))
+    mantissa = builder.fadd(emit_fma(builder, builder.fmul(rest, rest), series, rest), splat(1.0))
+    bits = builder.add(builder.fptosi(exponent, V16I32), splat_int(127))
+    power = builder.bitcast(builder.shl(bits, splat_int(23)), V16F32)
+    in_range = builder.fcmp_ordered(">=", x, splat(_EXP_MIN))
+    return builder.select(in_range, builder.fmul(mantissa, power), splat(0.0))
+
+
+def emit_to_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Round a vector to bfloat16 bits, to nearest even; NaN stays NaN."""
+    bits = builder.bitcast(value, V16I32)
+    odd = builder.and_(builder.lshr(bits, splat_int(16)), splat_int(1))
+    rounded = builder.add(bits, builder.add(odd, splat_int(0x7FFF)))
+    quiet = builder.or_(bits, splat_int(0x00400000))
+    chosen = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+    return builder.trunc(builder.lshr(chosen, splat_int(16)), V16I16)
+
+
+def emit_store_bf16(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
+    """Round sixteen lanes to bfloat16 and store them."""
+    builder.store(emit_to_bf16(builder, value), pointer(builder, address, V16I16), align=2)
+
+
+def emit_store_part(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, count: ir.Value) -> None:
+    """Store the first `count` lanes as float32."""
+    _store_part(builder, address, value, count)
+
+
+def emit_store_bf16_part(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, count: ir.Value) -> None:
+    """Store the first `count` lanes as bfloat16."""
+    _store_part(builder, address, emit_to_bf16(builder, value), count)
+
+
+def _store_part(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, count: ir.Value) -> None:
+    element = value.type.element
+    target = pointer(builder, address, element)
+    with cgutils.for_range(builder, count) as loop:
+        lane = builder.extract_element(value, loop.index)
+        builder.store(lane, builder.gep(target, [loop.index], source_etype=element))
+
+
+# --- what kernels call -----------------------------------------------------------------------------------------------
+
+
+def _implement(emit: Callable[..., ir.Value], result: Any) -> Callable[..., Any]:
+    def generate(context: Any, builder: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> ir.Value:
+        value = emit(builder, *values)
+        return context.get_dummy_value() if result is types.void else value
+
+    return generate
+
+
+def operation1(result: Any, first: Any, emit: Callable[..., ir.Value]) -> Any:
+    """A kernel function of one argument from the code that `emit(builder, value)` writes."""
+    return intrinsic(lambda context, a: (result(first), _implement(emit, result)))
+
+
+def operation2(result: Any, first: Any, second: Any, emit: Callable[..., ir.Value]) -> Any:
+    """A kernel function of two arguments."""
+    return intrinsic(lambda context, a, b: (result(first, second), _implement(emit, result)))
+
+
+def operation3(result: Any, first: Any, second: Any, third: Any, emit: Callable[..., ir.Value]) -> Any:
+    """A kernel function of three arguments."""
+    return intrinsic(lambda context, a, b, c: (result(first, second, third), _implement(emit, result)))
+
+
+_vector, _address, _float = float32x16, types.intp, types.float32
+
+load = operation1(_vector, _address, emit_load)
+load_part = operation2(_vector, _address, _address, emit_load_part)
+load_bf16 = operation1(_vector, _address, emit_load_bf16)
+load_bf16_part = operation2(_vector, _address, _address, emit_load_bf16_part)
+store = operation2(types.void, _address, _vector, emit_store)
+store_part = operation3(types.void, _address, _vector, _address, emit_store_part)
+store_bf16 = operation2(types.void, _address, _vector, emit_store_bf16)
+store_bf16_part = operation3(types.void, _address, _vector, _address, emit_store_bf16_part)
+load_float = operation1(_float, _address, lambda builder, a: builder.load(pointer(builder, a, F32), align=4))
+store_float = operation2(types.void, _address, _float, emit_store)
+load_int32 = operation1(types.int32, _address, lambda builder, a: builder.load(pointer(builder, a, I32), align=4))
+load_int64 = operation1(types.int64, _address, lambda builder, a: builder.load(pointer(builder, a, I64), align=8))
+float_pointer = operation1(types.CPointer(_float), _address, lambda builder, a: pointer(builder, a, F32))
+
+broadcast = operation1(_vector, _float, emit_broadcast)
+fma = operation3(_vector, _vector, _vector, _vector, emit_fma)
+maximum = operation2(_vector, _vector, _vector, emit_max)
+exp = operation1(_vector, _vector, emit_exp)
+lane_sum = operation1(_float, _vector, emit_sum)
+lane_max = operation1(_float, _vector, emit_largest)
+
+
+def _overload_operator(symbol: Any, operation: Any) -> None:
+    def is_vector(a: Any, b: Any) -> bool:
+        return a is float32x16 and b is float32x16
+
+    # lambdas, since numba wants the two signatures equal down to their (absent) annotations
+    overload(symbol)(lambda a, b: (lambda a, b: operation(a, b)) if is_vector(a, b) else None)
+
+
+_overload_operator(operator.add, operation2(_vector, _vector, _vector, lambda builder, a, b: builder.fadd(a, b)))
+_overload_operator(operator.sub, operation2(_vector, _vector, _vector, lambda builder, a, b: builder.fsub(a, b)))
+_overload_operator(operator.mul, operation2(_vector, _vector, _vector, lambda builder, a, b: builder.fmul(a, b)))
+_overload_operator(operator.truediv, operation2(_vector, _vector, _vector, lambda builder, a, b: builder.fdiv(a, b)))

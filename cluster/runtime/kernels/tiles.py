@@ -1,0 +1,282 @@
+"""The inner loops of matrix products and attention, each a block of accumulators that never leaves the registers.
+
+    dot tile          out[row, 0..3] = sum_k x[row, k] * w_j[k]       up to 6 rows x 4 vectors w_0 .. w_3
+    accumulate tile   out[row, 0..63] += sum_j p[row, j] * v_j[0..63]  up to 4 rows x 64 columns
+
+Order of additions in a dot product, the same for every tile shape: lane i adds x[k] * w[k] for k = i, i + 16, ... in
+turn, fused; then the lanes are added by the tree of simd.emit_sum4. In an accumulate tile each column adds its
+products in the order of j, fused, on top of what `out` holds. So a row's result does not depend on the tile it was in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from cluster.runtime.kernels.compiling import native
+from cluster.runtime.kernels.simd import (
+    F32,
+    I64,
+    LANES,
+    emit_broadcast,
+    emit_fma,
+    emit_load,
+    emit_load_bf16,
+    emit_load_bf16_part,
+    emit_load_part,
+    emit_store,
+    emit_store_part,
+    emit_sum4,
+    pointer,
+    splat,
+)
+
+DOT_ROWS = 6  # most rows of a dot tile: 6 x 4 accumulators + 4 weights + 1 activation of 32 registers
+DOT_COLUMNS = 4
+SUM_ROWS = 4
+SUM_VECTORS = 4
+
+
+class Format(Enum):
+    """How a matrix of weights, keys or values is stored; arithmetic is float32 either way."""
+
+    FLOAT32 = 4
+    BFLOAT16 = 2
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one element."""
+        return self.value
+
+
+def _load(builder: ir.IRBuilder, stored: Format, address: ir.Value) -> ir.Value:
+    return (emit_load if stored is Format.FLOAT32 else emit_load_bf16)(builder, address)
+
+
+def _load_part(builder: ir.IRBuilder, stored: Format, address: ir.Value, count: ir.Value) -> ir.Value:
+    return (emit_load_part if stored is Format.FLOAT32 else emit_load_bf16_part)(builder, address, count)
+
+
+def _const(value: int) -> ir.Constant:
+    return ir.Constant(I64, value)
+
+
+class _DotTile:
+    """Writes the code of one dot tile of a fixed number of rows."""
+
+    def __init__(self, builder: ir.IRBuilder, num_rows: int, stored: Format) -> None:
+        self._builder = builder
+        self._stored = stored
+        self._sums = [
+            [cgutils.alloca_once(builder, splat(0.0).type) for _ in range(DOT_COLUMNS)] for _ in range(num_rows)
+        ]
+
+    def emit(self, x: ir.Value, x_stride: ir.Value, columns: Sequence[ir.Value], depth: ir.Value) -> list[ir.Value]:
+        """x: address of row 0; x_stride: bytes between rows; columns: addresses of w_j; returns one <4> per row."""
+        builder = self._builder
+        for place in (place for row in self._sums for place in row):
+            builder.store(splat(0.0), place)
+        rows = [builder.add(x, builder.mul(x_stride, _const(row))) for row in range(len(self._sums))]
+        whole = builder.and_(depth, _const(-LANES))
+        with cgutils.for_range_slice(builder, _const(0), whole, _const(LANES), I64) as (k, _):
+            self._add(k, rows, columns, None)
+        rest = builder.sub(depth, whole)
+        with builder.if_then(builder.icmp_signed("!=", rest, _const(0)), likely=False):
+            self._add(whole, rows, columns, rest)
+        return [emit_sum4(builder, *(builder.load(place) for place in row)) for row in self._sums]
+
+    def _add(self, k: ir.Value, rows: list[ir.Value], columns: Sequence[ir.Value], count: ir.Value | None) -> None:
+        weights = [self._element(self._stored, column, k, count) for column in columns]
+        for row, places in zip(rows, self._sums, strict=True):
+            activation = self._element(Format.FLOAT32, row, k, count)
+            for weight, place in zip(weights, places, strict=True):
+                total = emit_fma(self._builder, activation, weight, self._builder.load(place))
+                self._builder.store(total, place)
+
+    def _element(self, stored: Format, base: ir.Value, k: ir.Value, count: ir.Value | None) -> ir.Value:
+        address = self._builder.add(base, self._builder.mul(k, _const(stored.num_bytes)))
+        if count is None:
+            return _load(self._builder, stored, address)
+        return _load_part(self._builder, stored, address, count)
+
+
+class _SumTile:
+    """Writes the code of one accumulate tile of a fixed number of rows and vectors of columns."""
+
+    def __init__(self, builder: ir.IRBuilder, num_rows: int, num_vectors: int, stored: Format) -> None:
+        self._builder = builder
+        self._stored = stored
+        self._sums = [
+            [cgutils.alloca_once(builder, splat(0.0).type) for _ in range(num_vectors)] for _ in range(num_rows)
+        ]
+
+    def emit(
+        self, weights: _Rows, offsets: ir.Value, values: ir.Value, num_keys: ir.Value, out: _Rows, width: ir.Value
+    ) -> None:
+        """Add num_keys weighted vectors to `out`; offsets: address of the byte offset of each vector from `values`."""
+        builder = self._builder
+        partial = len(self._sums[0]) == 1
+        for row, places in enumerate(self._sums):
+            for vector, place in enumerate(places):
+                address = out.at(builder, row, vector * LANES * 4)
+                builder.store(
+                    emit_load_part(builder, address, width) if partial else emit_load(builder, address), place
+                )
+        with cgutils.for_range(builder, num_keys) as loop:
+            offset = builder.load(pointer(builder, builder.add(offsets, builder.mul(loop.index, _const(8))), I64))
+            self._add_key(weights, loop.index, builder.add(values, offset), width if partial else None)
+        for row, places in enumerate(self._sums):
+            for vector, place in enumerate(places):
+                address = out.at(builder, row, vector * LANES * 4)
+                if partial:
+                    emit_store_part(builder, address, builder.load(place), width)
+                else:
+                    emit_store(builder, address, builder.load(place))
+
+    def _add_key(self, weights: _Rows, key: ir.Value, value: ir.Value, width: ir.Value | None) -> None:
+        builder = self._builder
+        vectors = [self._value(value, vector, width) for vector in range(len(self._sums[0]))]
+        for row, places in enumerate(self._sums):
+            address = builder.add(weights.at(builder, row, 0), builder.mul(key, _const(4)))
+            weight = emit_broadcast(builder, builder.load(pointer(builder, address, F32)))
+            for vector, place in zip(vectors, places, strict=True):
+                builder.store(emit_fma(builder, weight, vector, builder.load(place)), place)
+
+    def _value(self, base: ir.Value, vector: int, width: ir.Value | None) -> ir.Value:
+        address = self._builder.add(base, _const(vector * LANES * self._stored.num_bytes))
+        if width is None:
+            return _load(self._builder, self._stored, address)
+        return _load_part(self._builder, self._stored, address, width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Addresses of equally spaced float32 rows."""
+
+    base: ir.Value
+    stride: ir.Value  # bytes
+
+    def at(self, builder: ir.IRBuilder, row: int, offset: int) -> ir.Value:
+        return builder.add(self.base, builder.add(builder.mul(self.stride, _const(row)), _const(offset)))
+
+
+def _for_each_count(builder: ir.IRBuilder, count: ir.Value, largest: int, emit: Callable[[int], None]) -> None:
+    """Choose at run time among the code that emit(1) .. emit(largest) writes; other counts do nothing."""
+    after = builder.append_basic_block("after_tile")
+    switch = builder.switch(count, after)
+    for variant in range(1, largest + 1):
+        block = builder.append_basic_block(f"tile_{variant}")
+        switch.add_case(_const(variant), block)
+        builder.position_at_end(block)
+        emit(variant)
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
+def _dot_tile(stored: Format) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> ir.Value:
+        num_rows, x, x_stride, *columns, depth, out, out_stride = values
+
+        def emit(rows: int) -> None:
+            sums = _DotTile(builder, rows, stored).emit(x, x_stride, columns, depth)
+            for row, four in enumerate(sums):
+                emit_store(builder, _Rows(out, out_stride).at(builder, row, 0), four)
+
+        _for_each_count(builder, num_rows, DOT_ROWS, emit)
+        return context.get_dummy_value()
+
+    return intrinsic(
+        lambda context, num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride: (
+            types.void(*[types.intp] * 10),
+            generate,
+        )
+    )
+
+
+def _sum_tile(stored: Format, num_vectors: int) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> ir.Value:
+        num_rows, p, p_stride, offsets, base, num_keys, out, out_stride, width = values
+
+        def emit(rows: int) -> None:
+            tile = _SumTile(builder, rows, num_vectors, stored)
+            tile.emit(_Rows(p, p_stride), offsets, base, num_keys, _Rows(out, out_stride), width)
+
+        _for_each_count(builder, num_rows, SUM_ROWS, emit)
+        return context.get_dummy_value()
+
+    return intrinsic(
+        lambda context, num_rows, p, p_stride, offsets, base, num_keys, out, out_stride, width: (
+            types.void(*[types.intp] * 9),
+            generate,
+        )
+    )
+
+
+_dot_float32, _dot_bfloat16 = _dot_tile(Format.FLOAT32), _dot_tile(Format.BFLOAT16)
+_sum_float32, _sum_bfloat16 = _sum_tile(Format.FLOAT32, SUM_VECTORS), _sum_tile(Format.BFLOAT16, SUM_VECTORS)
+_part_float32, _part_bfloat16 = _sum_tile(Format.FLOAT32, 1), _sum_tile(Format.BFLOAT16, 1)
+
+
+@native
+def dot_tile(
+    num_bytes: int,
+    num_rows: int,
+    x: int,
+    x_stride: int,
+    w0: int,
+    w1: int,
+    w2: int,
+    w3: int,
+    depth: int,
+    out: int,
+    out_stride: int,
+) -> None:
+    """out[row, j] = dot(x[row], w_j) for 1 <= num_rows <= 6 rows and four vectors of `depth` elements.
+
+    num_bytes: of one element of w, 4 float32 or 2 bfloat16; strides are bytes between rows; x and out are float32.
+    """
+    if num_bytes == 2:
+        _dot_bfloat16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride)
+    else:
+        _dot_float32(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride)
+
+
+@native
+def accumulate(
+    num_bytes: int,
+    num_rows: int,
+    p: int,
+    p_stride: int,
+    offsets: int,
+    values: int,
+    num_keys: int,
+    out: int,
+    out_stride: int,
+    width: int,
+) -> None:
+    """out[row, :] += sum over j < num_keys of p[row, j] * v_j[:], for 1 <= num_rows <= 4 rows of `width` columns.
+
+    v_j lies offsets[j] bytes (int64) past `values`; num_bytes: of one of its elements.
+    """
+    column = 0
+    while column < width:
+        part = min(width - column, LANES)
+        place, target = values + column * num_bytes, out + column * 4
+        if width - column >= SUM_VECTORS * LANES:
+            part = SUM_VECTORS * LANES
+            if num_bytes == 2:
+                _sum_bfloat16(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, part)
+            else:
+                _sum_float32(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, part)
+        elif num_bytes == 2:
+            _part_bfloat16(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, part)
+        else:
+            _part_float32(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, part)
+        column += part

@@ -1,0 +1,55 @@
+"""How many threads a process computes with, and how its OpenMP threads behave while idle.
+
+Two pools of threads live in a process: the kernel team (cluster.runtime.kernels.team), which does nearly all the
+work on a CPU, and torch's OpenMP pool, which serves the large products of prefill. Both are sized here, since the
+environment that a process starts in often says something else (Ray sets OMP_NUM_THREADS=1 for fractional CPUs).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from functools import cache
+from types import MappingProxyType
+
+from cluster.runtime.kernels.team import KernelTeam
+
+# An idle OpenMP thread spins for this many rounds (some 20 microseconds) before it sleeps: libgomp's own default spins
+# for milliseconds, on a core that another pool's process needs.
+OPENMP_ENVIRONMENT: Mapping[str, str] = MappingProxyType({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"})
+
+
+def default_num_threads() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def set_openmp_environment(environment: MutableMapping[str, str] | None = None) -> None:
+    """Fill in what is not set yet of OPENMP_ENVIRONMENT; counts only if torch has not been imported in the process."""
+    target = os.environ if environment is None else environment
+    for name, value in OPENMP_ENVIRONMENT.items():
+        target.setdefault(name, value)
+
+
+@cache
+def _shared_teams() -> list[KernelTeam]:
+    return [KernelTeam(default_num_threads())]
+
+
+def kernel_team() -> KernelTeam:
+    """The process's team of kernel threads; all cores unless set_num_threads said otherwise."""
+    return _shared_teams()[0]
+
+
+def set_num_threads(num_threads: int | None) -> None:
+    """Size the kernel team and torch's pool; None means all cores. Raises ValueError for less than one."""
+    import torch  # late, so that set_openmp_environment can come first
+
+    count = default_num_threads() if num_threads is None else num_threads
+    teams = _shared_teams()
+    if teams[0].num_threads != count:
+        previous, teams[0] = teams[0], KernelTeam(count)
+        previous.close()
+    torch.set_num_threads(count)

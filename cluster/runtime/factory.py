@@ -1,0 +1,56 @@
+"""Engines from configuration: a model's runner joined with the scheduling that drives it."""
+
+from __future__ import annotations
+
+from cluster.config import Device, PoolConfig, SpeculationConfig
+from cluster.core.block_pool import BlockPool
+from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
+from cluster.core.draft_scheduler import DraftSchedulerConfig
+from cluster.core.kv_cache import KVCacheManager
+from cluster.core.scheduler import Scheduler, SchedulerConfig
+from cluster.runtime.drafter import DraftEngine
+from cluster.runtime.engine import Engine
+from cluster.runtime.model_runner import ModelRunner, build_runner
+
+
+def load_engine(pool: PoolConfig, speculation: SpeculationConfig, device: Device) -> Engine:
+    """A target replica's engine with its model loaded, not started. Raises ModelError if the model cannot be served."""
+    return target_engine(build_runner(pool, device, target_path=None), pool, speculation)
+
+
+def load_draft_engine(pool: PoolConfig, target_path: str, device: Device) -> DraftEngine:
+    """A draft replica's engine with its model loaded, not started; `target_path` is where a shared embedding is from.
+
+    Raises ModelError if the model cannot be served.
+    """
+    return draft_engine(build_runner(pool, device, target_path), pool)
+
+
+def target_engine(runner: ModelRunner, pool: PoolConfig, speculation: SpeculationConfig) -> Engine:
+    """Join a runner with the target's scheduler."""
+    config = SchedulerConfig(
+        max_num_seqs=pool.max_num_seqs,
+        max_num_batched_tokens=pool.max_num_batched_tokens,
+        max_model_len=runner.max_model_len,
+        max_queued=pool.max_queued,
+        vocab_size=runner.vocab_size,
+        eos_token_ids=runner.eos_token_ids,
+        hold=speculation.hold,
+        max_hold_s=speculation.max_hold_ms / 1000,
+    )
+    lengths = DraftLengthConfig(speculation.max_draft_tokens, speculation.draft_length)
+    kv = KVCacheManager(BlockPool(runner.num_blocks), pool.block_size)
+    return Engine(Scheduler(config, kv, DraftLengthController(lengths)), runner)
+
+
+def draft_engine(runner: ModelRunner, pool: PoolConfig) -> DraftEngine:
+    """Join a runner with draft sessions."""
+    config = DraftSchedulerConfig(
+        max_num_seqs=pool.max_num_seqs,
+        max_num_batched_tokens=pool.max_num_batched_tokens,
+        max_model_len=runner.max_model_len,
+        max_sessions=pool.max_num_seqs + pool.max_queued,
+        vocab_size=runner.vocab_size,
+        eos_token_ids=runner.eos_token_ids,
+    )
+    return DraftEngine(runner, KVCacheManager(BlockPool(runner.num_blocks), pool.block_size), config)

@@ -115,7 +115,7 @@ def _draw(logits: Tensor, top: Tensor, ids: Tensor, rows: _Rows) -> Tensor:
     kept = x >= torch.clamp(rows.floor, min=torch.finfo(x.dtype).min)  # -inf is never kept
     if rows.any_ranking:
         kept = _rank_filters(logits, x, kept, rows)
-    scores = torch.where(kept, x + _gumbel(rows.key, ids), -math.inf)
+    scores = torch.where(kept, x + gumbel(rows.key, ids), -math.inf)
     return _first_column(scores == scores.amax(dim=1, keepdim=True))
 
 
@@ -134,14 +134,14 @@ def _rank_filters(logits: Tensor, x: Tensor, kept: Tensor, rows: _Rows) -> Tenso
 # --- noise -----------------------------------------------------------------------------------------------------------
 
 
-def _gumbel(key: Tensor, ids: Tensor) -> Tensor:
+def gumbel(key: Tensor, ids: Tensor) -> Tensor:
     """keyed_noise.gumbel_of for every row key [R, 1] and token id [V]: float64 [R, V]."""
-    bits = _output(key, ids)
+    bits = output(key, ids)
     uniform = (_shift_right(bits, 64 - keyed_noise.UNIFORM_BITS).double() + 0.5) * 2.0**-keyed_noise.UNIFORM_BITS
     return -(-uniform.log()).log()
 
 
-def _output(key: Tensor, index: Tensor) -> Tensor:
+def output(key: Tensor, index: Tensor) -> Tensor:
     """keyed_noise.output on int64 tensors, whose arithmetic wraps as that of unsigned integers does."""
     value = key + (index + 1) * _signed(keyed_noise.GAMMA)
     value = (value ^ _shift_right(value, 30)) * _signed(keyed_noise.MULTIPLIER_1)

@@ -126,6 +126,6 @@ def launch_linear(
     launch(team, function, args, a.column_blocks * -(-num_rows // _ROW_BLOCK))
 
 
-def linear_address() -> int:
+def linear_function() -> int:
     """The compiled task function's address, for launch_linear."""
     return _linear_task.address

@@ -1,0 +1,131 @@
+"""The CPU kernels as functions on torch tensors: checks, addresses, nothing else. Tensors are never copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from llvmlite.binding import get_host_cpu_features
+from torch import Tensor
+
+from cluster.runtime.kernels.elementwise import (
+    gated_silu_function,
+    launch_gated_silu,
+    launch_rms_norm,
+    rms_norm_function,
+)
+from cluster.runtime.kernels.linear import launch_linear, linear_function
+from cluster.runtime.threads import kernel_team
+
+_WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLinear:
+    """A weight matrix as the linear kernel reads it: the checkpoint's own tensor, checked once.
+
+    torch_above_rows: with more rows than this, torch's bfloat16 product takes over; None: never.
+    """
+
+    weight: Tensor  # float32 or bfloat16 [out_features, in_features], contiguous
+    bias: Tensor | None  # float32 [out_features]
+    torch_above_rows: int | None
+
+    @classmethod
+    def pack(cls, weight: Tensor, bias: Tensor | None = None, torch_above_rows: int | None = None) -> PackedLinear:
+        """Raises ValueError for other dtypes and layouts.
+
+        A float32 weight always uses the kernel, whose results do not depend on the number of rows.
+        """
+        if weight.dtype not in _WEIGHT_DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
+            raise ValueError(
+                f"weights must be a float32 or bfloat16 matrix on the CPU, got {weight.dtype} {weight.shape}"
+            )
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise ValueError(f"bias of shape {tuple(bias.shape)} does not fit weights of shape {tuple(weight.shape)}")
+        limit = torch_above_rows if weight.dtype == torch.bfloat16 else None
+        return cls(weight.contiguous(), None if bias is None else bias.float().contiguous(), limit)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See linear."""
+        return linear(x, self)
+
+
+def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None) -> Tensor:
+    """x W^T + bias + residual, float32 [num_rows, out_features], summed in float32.
+
+    x: float32 [num_rows, in_features] with adjacent features; residual: float32, contiguous, of the result's shape.
+    Without torch_above_rows a row's result does not depend on the other rows or their number, to the bit.
+    Raises ValueError if a shape, dtype or layout does not fit.
+    """
+    weight, bias = packed.weight, packed.bias
+    num_columns, depth = weight.shape
+    if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != depth or x.stride(1) != 1:
+        raise ValueError(f"expected float32 [rows, {depth}] with adjacent features, got {x.dtype} {tuple(x.shape)}")
+    if packed.torch_above_rows is not None and len(x) > packed.torch_above_rows:
+        return _torch_linear(x, packed, residual)
+    out = torch.empty((len(x), num_columns))
+    if residual is not None and (residual.shape != out.shape or not _is_plain(residual)):
+        raise ValueError(f"expected a contiguous float32 residual {tuple(out.shape)}, got {tuple(residual.shape)}")
+    addends = (0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr())
+    team = kernel_team()
+    addresses = (x.data_ptr(), weight.data_ptr(), *addends, out.data_ptr())
+    sizes = (len(x), num_columns, depth, 4 * x.stride(0), weight.element_size())
+    launch_linear(team.address, linear_function(), *addresses, *sizes)
+    return out
+
+
+def _torch_linear(x: Tensor, packed: PackedLinear, residual: Tensor | None) -> Tensor:
+    out = F.linear(x.to(packed.weight.dtype), packed.weight).float()
+    for addend in (packed.bias, residual):
+        if addend is not None:
+            out += addend
+    return out
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x**2) + eps) * weight over the last dimension; float32, contiguous; each row on its own.
+
+    weight has x's features, or [heads, features] for x [num_rows, heads, features]. Raises ValueError otherwise.
+    """
+    features = x.shape[-1]
+    if not (_is_plain(x) and _is_plain(weight)) or x.shape[x.dim() - weight.dim() :] != weight.shape:
+        raise ValueError(f"expected float32 rows of {tuple(weight.shape)}, got {x.dtype} {tuple(x.shape)}")
+    out, team = torch.empty_like(x), kernel_team()
+    sizes = (x.numel() // features, weight.numel() // features, features)
+    addresses = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
+    launch_rms_norm(team.address, rms_norm_function(), *addresses, *sizes, eps)
+    return out
+
+
+def gated_silu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of rows that hold gate and up side by side: float32 [rows, 2 * n] -> [rows, n]."""
+    if not _is_plain(gate_up) or gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise ValueError(f"expected contiguous float32 [rows, 2 * n], got {gate_up.dtype} {tuple(gate_up.shape)}")
+    num_rows, features = len(gate_up), gate_up.shape[1] // 2
+    out, team = torch.empty((num_rows, features)), kernel_team()
+    launch_gated_silu(team.address, gated_silu_function(), gate_up.data_ptr(), out.data_ptr(), num_rows, features)
+    return out
+
+
+# --- where torch's bfloat16 product becomes the faster one -----------------------------------------------------------
+
+_BFLOAT16_FEATURES = ("avx512bf16", "amx-bf16", "bf16")  # as LLVM names them: AVX-512, AMX, Arm
+_CROSSOVER_ROWS = 12  # measured on Zen 5; below it both wait for the weights to come from memory
+
+
+@cache
+def default_torch_above_rows() -> int | None:
+    """The number of rows above which torch's bfloat16 product is the faster one here; None: never.
+
+    Where the processor multiplies bfloat16 itself, torch makes use of it; elsewhere it is slower than the kernel for
+    any number of rows. A rule and not a measurement, so that two processes on one machine compute the same.
+    """
+    features = get_host_cpu_features()
+    return _CROSSOVER_ROWS if any(features.get(name) for name in _BFLOAT16_FEATURES) else None

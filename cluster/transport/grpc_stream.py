@@ -23,6 +23,7 @@ def channel_options(settings: StreamSettings) -> list[tuple[str, Any]]:
     return [
         ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(settings.keepalive_timeout_s * 1000)),  # the one that gRPC acts on
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_receive_message_length", MAX_FRAME_BYTES),

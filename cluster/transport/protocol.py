@@ -78,4 +78,4 @@ class StreamSettings:
     outbox_bytes: int = 32 << 20  # what may wait for the peer to read before the stream is cut
     frame_bytes: int = 256 << 10  # messages are joined up to this; a larger one travels alone
     keepalive_s: float = 2.0
-    keepalive_timeout_s: float = 2.0
+    keepalive_timeout_s: float = 3.0

@@ -31,6 +31,7 @@ def server_options(settings: StreamSettings) -> list[tuple[str, Any]]:
     return [
         ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(settings.keepalive_timeout_s * 1000)),  # the one that gRPC acts on
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.max_ping_strikes", 0),
@@ -76,6 +77,10 @@ class _GrpcConnection(Generic[CommandT, EventT]):
             logger.error("the engine reported an impossible load: %s", error)
         else:
             self._hub.quarantine(self, Fault(event.request_id, error), RefusalReason.INTERNAL)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._outbox.num_bytes
 
     def finish(self) -> None:
         """End the call once everything delivered so far is written."""
@@ -134,6 +139,11 @@ class PoolServer(Generic[CommandT, EventT]):
     def address(self) -> str:
         """host:port, with the port that was bound."""
         return f"{self._host}:{self._port}"
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits for routers to read it, over all streams; at most settings.outbox_bytes for each."""
+        return sum(connection.waiting_bytes for connection in self._connections)
 
     async def start(self) -> None:
         """Accept streams from now on. The hub must be bound to its engine."""

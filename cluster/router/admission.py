@@ -76,8 +76,10 @@ class Admission:
     def fill(self) -> None:
         """Start what waits while there are free slots: after a release, or when the pool has grown."""
         while self._num_running < self._num_slots() and (tenant := self._next()) is not None:
-            self._start(tenant)
-            tenant.waiting.popleft().set_result(None)
+            turn = tenant.waiting.popleft()
+            if not turn.cancelled():  # else its caller has left, and will say so in the loop's next turn
+                self._start(tenant)
+                turn.set_result(None)
 
     async def _wait(self, tenant_name: str, tenant: _Tenant) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -85,12 +87,12 @@ class Admission:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # started and cancelled within one turn of the loop
+            if not turn.cancelled():  # started, and cancelled before it ran
                 self._stop(tenant_name)
                 self.fill()
-            else:
+            elif turn in tenant.waiting:
                 tenant.waiting.remove(turn)
-                self._forget_if_empty(tenant_name)
+            self._forget_if_empty(tenant_name)
             raise
 
     def _tenant(self, name: str) -> _Tenant:
@@ -117,8 +119,8 @@ class Admission:
         self._forget_if_empty(tenant_name)
 
     def _forget_if_empty(self, tenant_name: str) -> None:
-        tenant = self._tenants[tenant_name]
-        if not tenant.num_running and not tenant.waiting:
+        tenant = self._tenants.get(tenant_name)
+        if tenant is not None and not tenant.num_running and not tenant.waiting:
             del self._tenants[tenant_name]
 
     def _overloaded(self, message: str, tenant: _Tenant) -> RequestError:

@@ -212,8 +212,12 @@ class Router:
         run.flow.start(run.arrival + timeout_s)
 
     async def _admit(self, model: ServedModel, request: GenerateRequest, timeout_s: float) -> None:
-        if not model.targets.has_ready():
-            raise RequestError(ErrorKind.UNAVAILABLE, f"no replica of {model.name!r} is ready", retry_after_s=1.0)
+        try:
+            async with asyncio.timeout(min(timeout_s, self._limits.ready_wait_s)):
+                await model.targets.wait_ready()
+        except TimeoutError as error:
+            message = f"no replica of {model.name!r} is ready"
+            raise RequestError(ErrorKind.UNAVAILABLE, message, retry_after_s=1.0) from error
         try:
             async with asyncio.timeout(timeout_s):
                 await model.admission.acquire(request.tenant)

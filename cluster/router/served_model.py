@@ -21,10 +21,12 @@ from cluster.tokenizer import Tokenizer
 class RouterLimits:
     """How patient a router is, with drafts and with targets; in seconds unless named otherwise.
 
-    deadline_grace_s: how much longer than the target the router waits before it enforces a deadline itself.
+    ready_wait_s: how long a new request waits while no target replica is connected, so that a broken stream costs no
+    errors. deadline_grace_s: how much longer than the target the router waits before it enforces a deadline itself.
     """
 
     discover_every_s: float = 0.5
+    ready_wait_s: float = 5.0
     deadline_grace_s: float = 0.25
     patience: Patience = field(default_factory=Patience)
     failover: FailoverLimits = field(default_factory=FailoverLimits)

@@ -82,10 +82,10 @@ class TargetLink:
         self._watchdog: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Submit the request; it fails at once when no replica takes requests."""
+        """Submit the request, or wait for a replica that takes it."""
         self._watch(self._limits.first_commit_s)
         if not self._place():
-            self._fail(ErrorKind.UNAVAILABLE, "no target replica is ready")
+            self._wait()
 
     def send(self, block: DraftBlock) -> None:
         """Propose guesses. Between two replicas they are dropped: the next one asks for its own."""

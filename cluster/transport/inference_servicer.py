@@ -71,16 +71,14 @@ class TokenizeFields(StrictFields):
 
 def message_values(message: Message) -> dict[str, object]:
     """The fields that are set, by name, as plain values."""
-    return {field.name: _plain(value) for field, value in message.ListFields()}
+    return {
+        field.name: tuple(map(_plain, value)) if field.is_repeated else _plain(value)
+        for field, value in message.ListFields()
+    }
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, Message):
-        return message_values(value)
-    if isinstance(value, (str, bytes, int, float)):
-        return value
-    assert hasattr(value, "__iter__")  # what remains are repeated fields
-    return tuple(_plain(item) for item in value)
+    return message_values(value) if isinstance(value, Message) else value
 
 
 # --- the service -----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from cluster.messages import (
     TokenDelta,
     TokenLogprobs,
 )
+from cluster.runtime.sampling_batch import SamplingBatch
 from cluster.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError
 
 # --- tokenizers and the public APIs' backend ------------------------------------------------------------------------
@@ -272,3 +273,13 @@ def edit_json(file: Path, **fields: Any) -> None:
     """Set top-level fields of a JSON object in place; None removes one."""
     value = json.loads(file.read_text()) | fields
     file.write_text(json.dumps({name: field for name, field in value.items() if field is not None}))
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def sampling_batch(params: Sequence[SamplingParams], positions: Sequence[int]) -> SamplingBatch:
+    """One row per element: how it is sampled, and the position of the token it becomes."""
+    steps = zip(params, positions, strict=True)
+    items = (ScheduledSequence(str(i), (0,), position - 1, (0,), 1, p) for i, (p, position) in enumerate(steps))
+    return SamplingBatch.build(SchedulerOutput(tuple(items)))

@@ -65,10 +65,12 @@ class Tokenizer:
         """Read a directory in transformers' format. Raises TokenizerError."""
         from transformers import AutoTokenizer  # slow to import, and only needed here
 
+        if not path.is_dir():
+            raise TokenizerError(f"cannot load a tokenizer from {path}: no such directory")
         try:
             source = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        except Exception as error:  # a corrupt file may surface as anything, even a bare Exception
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TokenizerError(f"cannot load a tokenizer from {path}: {reason}") from error
         backend = getattr(source, "backend_tokenizer", None)
         if backend is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Literal, NoReturn
@@ -90,7 +90,7 @@ class InferenceServicer:
     `metadata` is the call's, with lower-case names.
     """
 
-    def __init__(self, backend: InferenceBackend) -> None:
+    def __init__(self, backend: Callable[[], InferenceBackend]) -> None:
         self._backend = backend
 
     async def generate(
@@ -98,27 +98,34 @@ class InferenceServicer:
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """Output as it is committed. Closing the generator, or cancelling its task, cancels the request."""
         with internal_errors("Generate"):
-            submitted = await self._checked(request, metadata)
+            backend = self._backend()
+            submitted = await _checked(backend, request, metadata)
             completion_tokens = 0
-            async with aclosing(output(self._backend, submitted)) as deltas:
+            async with aclosing(output(backend, submitted)) as deltas:
                 async for delta in deltas:
                     completion_tokens += len(delta.token_ids)
                     yield _response(submitted, delta, completion_tokens)
 
-    async def tokenize(self, request: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, metadata: Mapping[str, str]
+    ) -> inference_pb2.TokenizeResponse:
         """Token ids of a text or a conversation."""
         with internal_errors("Tokenize"):
+            Caller.from_headers(metadata)
             fields = parse_values(TokenizeFields, message_values(request))
-            model = served_model(self._backend, fields.model)
+            model = served_model(self._backend(), fields.model)
             token_ids, _ = await _prompt_token_ids(model, fields)
             return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
-    async def _checked(self, request: inference_pb2.GenerateRequest, metadata: Mapping[str, str]) -> GenerateRequest:
-        fields = parse_values(GenerateFields, message_values(request))
-        caller = _caller(fields, metadata)
-        model = served_model(self._backend, fields.model)
-        token_ids, param = await _prompt_token_ids(model, fields)
-        return model.request(f"gen-{uuid.uuid4().hex}", fields, token_ids, caller, param)
+
+async def _checked(
+    backend: InferenceBackend, request: inference_pb2.GenerateRequest, metadata: Mapping[str, str]
+) -> GenerateRequest:
+    fields = parse_values(GenerateFields, message_values(request))
+    caller = _caller(fields, metadata)
+    model = served_model(backend, fields.model)
+    token_ids, param = await _prompt_token_ids(model, fields)
+    return model.request(f"gen-{uuid.uuid4().hex}", fields, token_ids, caller, param)
 
 
 def _caller(fields: GenerateFields, metadata: Mapping[str, str]) -> Caller:
@@ -227,7 +234,7 @@ class GrpcInferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         try:
-            return await self._servicer.tokenize(request)
+            return await self._servicer.tokenize(request, _metadata(context))
         except RequestError as error:
             await _abort(context, error)
 

@@ -28,36 +28,21 @@ from cluster.transport.openai_schema import ChatCompletionRequest, CompletionReq
 from cluster.transport.prompts import served_model
 from cluster.transport.validation import Caller, parse_json
 
-MAX_BODY_BYTES = 4 * 1024 * 1024
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-TextSource = Callable[[], str]
-
-
 @dataclass(frozen=True, slots=True)
-class Extras:
-    """What the server answers beside inference; None is a 404."""
+class ApiOptions:
+    """What the API serves beside inference (None is a 404), and its limits."""
 
-    metrics: TextSource | None = None
-    service_discovery: TextSource | None = None
-    status: Callable[[], Mapping[str, object]] | None = None
+    metrics: Callable[[], bytes] | None = None  # this process's metrics in Prometheus' text format
+    service_discovery: Callable[[], Sequence[Mapping[str, object]]] | None = None  # for Prometheus: where metrics are
+    max_body_bytes: int = 4 * 1024 * 1024
 
 
-def create_app(
-    backend: Callable[[], InferenceBackend],
-    *,
-    metrics: TextSource | None = None,
-    service_discovery: TextSource | None = None,
-    status: Callable[[], Mapping[str, object]] | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
-) -> FastAPI:
-    """The application. `backend` is called for each request, so that it may come to life after the app is built.
-
-    `metrics` gives this process's metrics in Prometheus' text format, `service_discovery` the JSON of Prometheus' HTTP
-    service discovery, `status` what `/status` shows to operators.
-    """
-    api = OpenAIApi(backend, Extras(metrics, service_discovery, status), max_body_bytes)
+def create_app(backend: Callable[[], InferenceBackend], options: ApiOptions | None = None) -> FastAPI:
+    """The application. `backend` is called for each request, so that it may come to life after the app is built."""
+    api = OpenAIApi(backend, options or ApiOptions())
     app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions", api.completions, methods=["POST"], response_model=None)
@@ -66,7 +51,6 @@ def create_app(
     app.add_api_route("/health", api.health, methods=["GET"], response_model=None)
     app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
     app.add_api_route("/sd/prometheus", api.service_discovery, methods=["GET"], response_model=None)
-    app.add_api_route("/status", api.status, methods=["GET"], response_model=None)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
@@ -77,14 +61,13 @@ def create_app(
 class OpenAIApi:
     """Owns the route handlers."""
 
-    def __init__(self, backend: Callable[[], InferenceBackend], extras: Extras, max_body_bytes: int) -> None:
+    def __init__(self, backend: Callable[[], InferenceBackend], options: ApiOptions) -> None:
         self._backend = backend
-        self._extras = extras
-        self._max_body_bytes = max_body_bytes
+        self._options = options
         self._created = int(time.time())
 
     async def chat_completions(self, request: Request) -> Response:
-        fields = parse_json(ChatCompletionRequest, await read_body(request, self._max_body_bytes))
+        fields = parse_json(ChatCompletionRequest, await read_body(request, self._options.max_body_bytes))
         caller = Caller.from_headers(request.headers)
         backend = self._backend()
         model = served_model(backend, fields.model)
@@ -94,7 +77,7 @@ class OpenAIApi:
         return _respond(fields, ChatAnswer(identity, model.tokenizer), backend, submitted)
 
     async def completions(self, request: Request) -> Response:
-        fields = parse_json(CompletionRequest, await read_body(request, self._max_body_bytes))
+        fields = parse_json(CompletionRequest, await read_body(request, self._options.max_body_bytes))
         caller = Caller.from_headers(request.headers)
         backend = self._backend()
         model = served_model(backend, fields.model)
@@ -118,15 +101,14 @@ class OpenAIApi:
         return JSONResponse({"status": "ok" if ready else "unavailable"}, 200 if ready else 503)
 
     async def metrics(self) -> Response:
-        return _text(self._extras.metrics, PROMETHEUS_TEXT)
+        if self._options.metrics is None:
+            raise HTTPException(404)
+        return Response(self._options.metrics(), media_type=PROMETHEUS_TEXT)
 
     async def service_discovery(self) -> Response:
-        return _text(self._extras.service_discovery, "application/json")
-
-    async def status(self) -> Response:
-        if self._extras.status is None:
+        if self._options.service_discovery is None:
             raise HTTPException(404)
-        return JSONResponse(self._extras.status())
+        return JSONResponse(list(self._options.service_discovery()))
 
     def _model(self, name: str) -> dict[str, object]:
         return Model(id=name, created=self._created, object="model", owned_by="paceline").to_dict()
@@ -147,12 +129,6 @@ def _respond(
     """Nothing is generated before the response is called, so that a client that has gone costs nothing."""
     generation = Generation(answer, backend, tuple(submitted), fields.include_usage)
     return WhileConnected(generation.send_stream if fields.stream else generation.send_whole)
-
-
-def _text(source: TextSource | None, media_type: str) -> Response:
-    if source is None:
-        raise HTTPException(404)
-    return Response(source(), media_type=media_type)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from protos.paceline.v1 import inference_pb2_grpc
 async def inference_stub(backend: InferenceBackend) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
     """A client of a server that runs inside the block."""
     server = grpc.aio.server()
-    servicer = GrpcInferenceServicer(InferenceServicer(backend))
+    servicer = GrpcInferenceServicer(InferenceServicer(lambda: backend))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

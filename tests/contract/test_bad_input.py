@@ -12,7 +12,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from cluster.transport.openai_api import create_app
+from cluster.transport.openai_api import ApiOptions, create_app
 from protos.paceline.v1 import inference_pb2 as pb
 from tests.contract.grpc_server import inference_stub
 from tests.fakes import FakeBackend
@@ -161,7 +161,7 @@ def backend() -> FakeBackend:
 
 @pytest.fixture
 async def http(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(lambda: backend, max_body_bytes=MAX_BODY_BYTES))
+    transport = httpx.ASGITransport(create_app(lambda: backend, ApiOptions(max_body_bytes=MAX_BODY_BYTES)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 

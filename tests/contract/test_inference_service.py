@@ -21,7 +21,7 @@ CHAT = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hi")])
 
 
 async def generate(backend: FakeBackend, request: pb.GenerateRequest, **metadata: str) -> list[pb.GenerateResponse]:
-    servicer = InferenceServicer(backend)
+    servicer = InferenceServicer(lambda: backend)
     return [response async for response in servicer.generate(request, metadata)]
 
 
@@ -123,7 +123,7 @@ async def test_a_client_whose_own_deadline_passes_cancels_the_request() -> None:
 
 async def test_closing_the_generator_cancels_the_request() -> None:
     backend = FakeBackend(script=("Hello", None))
-    responses = InferenceServicer(backend).generate(pb.GenerateRequest(model="demo", text="x"), {})
+    responses = InferenceServicer(lambda: backend).generate(pb.GenerateRequest(model="demo", text="x"), {})
     assert (await anext(responses)).text == "Hello"
     await responses.aclose()
     assert backend.closed.qsize() == 1

@@ -13,7 +13,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
 from cluster.messages import Drafter, ErrorKind, FinishReason, RequestError, SpeculationOverride
-from cluster.transport.openai_api import create_app
+from cluster.transport.openai_api import ApiOptions, create_app
 from tests.contract.api_server import openai_client, serving
 from tests.fakes import FakeBackend, byte_tokenizer
 
@@ -395,19 +395,22 @@ async def test_health_follows_the_backend() -> None:
         assert (await client.get("/health")).status_code == 503
 
 
-async def test_metrics_service_discovery_and_status_come_from_their_sources() -> None:
-    app = create_app(
-        FakeBackend,
-        metrics=lambda: "paceline_up 1\n",
-        service_discovery=lambda: '[{"targets": ["host:1"]}]',
-        status=lambda: {"pools": 2},
-    )
-    transport = httpx.ASGITransport(app)
+async def test_metrics_and_service_discovery_come_from_their_sources() -> None:
+    options = ApiOptions(metrics=lambda: b"paceline_up 1\n", service_discovery=lambda: [{"targets": ["host:1"]}])
+    transport = httpx.ASGITransport(create_app(FakeBackend, options))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         metrics = await client.get("/metrics")
-        assert (metrics.text, metrics.headers["content-type"]) == (
-            "paceline_up 1\n",
-            "text/plain; version=0.0.4; charset=utf-8",
-        )
+        assert metrics.content == b"paceline_up 1\n"
+        assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert (await client.get("/sd/prometheus")).json() == [{"targets": ["host:1"]}]
-        assert (await client.get("/status")).json() == {"pools": 2}
+
+
+async def test_an_exception_before_generation_is_an_error_object_too() -> None:
+    def broken() -> FakeBackend:
+        raise KeyError("secret")
+
+    transport = httpx.ASGITransport(create_app(broken), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        answer = await client.get("/v1/models")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in answer.text

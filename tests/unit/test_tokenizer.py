@@ -135,3 +135,16 @@ def test_a_missing_tokenizer_gives_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="cannot load a tokenizer from") as caught:
         Tokenizer.load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_missing_directory_gives_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="no such directory"):
+        Tokenizer.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("body", ["", "{}", "[]", '{"version": "1.0", "added_tokens": [], "model": {"type": "None"}}'])
+def test_a_corrupt_tokenizer_gives_one_sentence(tmp_path: Path, body: str) -> None:
+    write_model(tmp_path, None)
+    (tmp_path / "tokenizer.json").write_text(body)
+    with pytest.raises(TokenizerError, match="cannot load a tokenizer from"):
+        Tokenizer.load(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,11 @@ class KVCache:
         shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         memory = torch.zeros(shape, dtype=dtype, device=device)
         return cls(tuple(layer[0] for layer in memory), tuple(layer[1] for layer in memory))
+
+    @property
+    def layers(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values, layer by layer."""
+        return zip(self.keys, self.values, strict=True)
 
     @property
     def num_blocks(self) -> int:

@@ -1,18 +1,18 @@
-"""The pieces of a decoder layer.
+"""What a decoder layer is computed with: one set of operations per device, behind one protocol.
 
 Activations are [num_tokens, features]: float32 on the CPU, in the weights' dtype on CUDA.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Linear = Callable[[Tensor], Tensor]  # [num_tokens, in_features] -> [num_tokens, out_features]
+from cluster.runtime.rotary import apply_rotary
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,50 +23,80 @@ class LinearWeights:
     bias: Tensor | None = None
 
 
-def make_linear(weights: LinearWeights) -> Linear:
-    """A callable for the device that the weights are on."""
-    return TorchLinear(weights.weight, weights.bias)
+class Linear(Protocol):
+    """A matrix ready for its device."""
+
+    def __call__(self, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+        """rows [num_tokens, in_features] times the matrix, plus bias and residual: [num_tokens, out_features]."""
+        ...
+
+
+class LayerOps(Protocol):
+    """The operations of a decoder layer on one device. Inputs are not changed unless said."""
+
+    def activation_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
+        """The dtype of activations and of norm weights, given that of the matrices."""
+
+    def linear(self, weights: LinearWeights) -> Linear:
+        """Prepare a matrix, once."""
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm over the last dimension; weight has the last one or two dimensions of rows."""
+
+    def gated_silu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up; a row holds gate and up side by side: [num_tokens, 2 * n] -> [num_tokens, n]."""
+
+    def rotate(self, heads: Tensor, table_rows: Tensor) -> None:
+        """Rotate heads [num_tokens, num_heads, head_dim] in place.
+
+        table_rows: each token's row of the rotary table, float32 [num_tokens, head_dim].
+        """
+
+
+def make_layer_ops(device: torch.device) -> LayerOps:
+    """The operations for a device; imports only what that device needs."""
+    if device.type == "cpu":
+        from cluster.runtime.cpu_layers import CpuLayerOps
+
+        return CpuLayerOps()
+    return TorchLayerOps()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchLinear:
-    """Multiplies in the weight's dtype with torch's own kernels and answers in the input's."""
+    """Multiplies in the weight's dtype with torch's own kernels."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        return F.linear(rows.to(self.weight.dtype), self.weight, self.bias).to(rows.dtype)
+    def __call__(self, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See Linear."""
+        product = F.linear(rows, self.weight, self.bias)
+        return product if residual is None else product.add_(residual)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RMSNorm:
-    """Root-mean-square norm over the last dimension."""
+class TorchLayerOps:
+    """Plain torch, for CUDA and as what other devices' operations must agree with."""
 
-    weight: Tensor  # [features], in the activations' dtype
-    eps: float
+    def activation_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
+        """See LayerOps.activation_dtype."""
+        return weight_dtype
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        return F.rms_norm(rows, self.weight.shape[-1:], self.weight, self.eps)
+    def linear(self, weights: LinearWeights) -> Linear:
+        """See LayerOps.linear."""
+        return TorchLinear(weights.weight, weights.bias)
 
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See LayerOps.rms_norm."""
+        if weight.dim() == 1:
+            return F.rms_norm(rows, weight.shape, weight, eps)
+        return F.rms_norm(rows, rows.shape[-1:], eps=eps) * weight
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadNorm:
-    """Norm of every query and key head on its own (Qwen3)."""
+    def gated_silu(self, gate_up: Tensor) -> Tensor:
+        """See LayerOps.gated_silu."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
 
-    weight: Tensor  # [num_heads + num_kv_heads, head_dim]: each head's row
-    eps: float
-
-    def __call__(self, heads: Tensor) -> Tensor:
-        return F.rms_norm(heads, heads.shape[-1:], eps=self.eps) * self.weight
-
-
-def gated_silu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up; a row holds gate and up side by side: [num_tokens, 2 * features] -> [num_tokens, features]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
-
-
-def activation_dtype(weight_dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """float32 on the CPU, where kernels widen bf16 weights on the fly."""
-    return torch.float32 if device.type == "cpu" else weight_dtype
+    def rotate(self, heads: Tensor, table_rows: Tensor) -> None:
+        """See LayerOps.rotate."""
+        apply_rotary(heads, table_rows)

@@ -18,6 +18,7 @@ from cluster.messages import SamplingParams
 from cluster.runtime.attention.reference import ReferenceAttention
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache
+from cluster.runtime.layers import TorchLayerOps
 from cluster.runtime.model import DecoderModel, load_model
 from cluster.runtime.model_spec import ModelError
 from cluster.tokenizer import Tokenizer
@@ -31,7 +32,13 @@ SAMPLING = SamplingParams(max_tokens=1, seed=0)
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderModel:
-    return load_model(path, dtype, CPU, attention=ReferenceAttention(), **options)
+    return load_model(path, dtype, CPU, **options)
+
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    "kernels": {},
+    "torch": {"ops": TorchLayerOps(), "attention": ReferenceAttention()},
+}
 
 
 class PagedRun:
@@ -113,10 +120,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_equal_transformers_for_whole_and_for_chunked_prompts(name: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers_for_whole_and_for_chunked_prompts(name: str, backend: str, tmp_path: Path) -> None:
     reference = save_tiny_checkpoint(tmp_path, **FAMILIES[name])
-    model = load(tmp_path)
+    model = load(tmp_path, **BACKENDS[backend])
     tokens = random_tokens(50)
     expected = expected_logits(reference, tokens)
 
@@ -149,6 +157,18 @@ def test_rejected_draft_tokens_are_forgotten_by_writing_over_them(tmp_path: Path
     run.step({0: [tokens[20], 5, 6, 7, 8]})  # four wrong guesses
     run.done[0] = 21
     assert relative_error(run.step({0: tokens[21:]}), expected_logits(reference, tokens)[21:]) < 1e-5
+
+
+def test_float32_logits_do_not_depend_on_batch_or_chunks_to_the_bit(tmp_path: Path) -> None:
+    save_tiny_checkpoint(tmp_path, family="qwen3")
+    model = load(tmp_path)
+    tokens, other = random_tokens(60), random_tokens(90, seed=8)
+    alone = PagedRun(model, 1, 60)
+    one_by_one = torch.cat([alone.step({0: [token]}) for token in tokens])
+    run = PagedRun(model, 2, 90)
+    cuts = [0, 23, 24, 29, 60]  # a chunk, a decode row, a verification, a chunk
+    together = [run.step({1: other[start:end], 0: tokens[start:end]}) for start, end in itertools.pairwise(cuts)]
+    assert torch.equal(torch.cat([rows[len(rows) // 2 :] for rows in together]), one_by_one)
 
 
 def test_a_step_without_samples_writes_keys_and_returns_no_rows(tmp_path: Path) -> None:

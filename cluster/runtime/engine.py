@@ -49,6 +49,8 @@ class TargetWork:
         return Refusal(command.request_id, reason, message) if isinstance(command, Submit) else None
 
     def refuse(self, command: TargetCommand, reason: RefusalReason, message: str) -> None:
+        if isinstance(command, DraftBlock):
+            return  # a hint; its request decodes on without it
         self._scheduler.abort(command.request_id)
         self._live.pop(command.request_id, None)
         self._events.append(Refusal(command.request_id, reason, message))

@@ -86,6 +86,8 @@ class EngineLoop(Generic[CommandT, EventT]):
 
         Needs a started engine, and leaves it running.
         """
+        if self._thread is None:
+            raise RuntimeError("only a started engine can drain")
         self._is_draining = True
         self._inbox.wake()
         if self._drained.wait(timeout_s):

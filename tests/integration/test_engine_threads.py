@@ -111,6 +111,15 @@ def test_a_held_or_idle_engine_sleeps() -> None:
     assert num_readings < 200
 
 
+def test_the_last_change_of_load_is_told_without_another_command() -> None:
+    target = target_pool()
+    with running(target, draft_pool()) as router:
+        target.engine.handle([Submit("r", (1, 2, 3), sampling(8, ignore_eos=True))])
+        router.wait_for(lambda: router.is_finished("r"))
+        router.wait_for(lambda: (target.of(PoolLoad) or [None])[-1] == target.engine.load())
+        assert target.engine.load().num_free_blocks == target.engine.load().num_total_blocks
+
+
 def test_a_drain_refuses_new_requests_and_lets_running_ones_finish() -> None:
     target = target_pool()
     with running(target, draft_pool()) as router:
@@ -167,6 +176,8 @@ def test_an_engine_whose_thread_dies_answers_everyone_and_is_unhealthy(caplog: p
 
 def test_an_engine_is_started_once() -> None:
     target = target_pool()
+    with pytest.raises(RuntimeError, match="started"):
+        target.engine.drain(1.0)
     target.engine.start()
     with pytest.raises(RuntimeError, match="once"):
         target.engine.start()

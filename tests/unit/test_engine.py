@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from cluster.core.scheduler import Scheduler
 from cluster.messages import (
     Abort,
     Close,
@@ -105,7 +106,7 @@ def test_statistics_count_what_a_step_verified():
     assert step.scheduler == pool.engine.stats()
 
 
-def fail_once(pool, what=None):
+def fail_once(pool):
     def fail(step):
         pool.runner.before_step = lambda step: None
         raise RuntimeError("out of memory")
@@ -160,6 +161,32 @@ def test_a_command_that_fails_is_refused_and_the_others_are_served():
     assert pool.output("good") == plain_output(submit("good"))
     assert [(refusal.request_id, refusal.reason) for refusal in pool.of(Refusal)] == [("bad", RefusalReason.INTERNAL)]
     assert pool.is_free()
+
+
+def test_a_proposal_that_fails_is_only_a_lost_hint():
+    pool = target_pool()
+    pool.engine.handle([submit(max_draft_tokens=4), DraftBlock("r", 5, ("x",))])
+    while not pool.is_free() or not pool.output("r"):
+        pool.engine.step()
+        pool.engine.handle([DraftBlock("r", 5 + len(pool.output("r")), ())])
+    assert pool.output("r") == plain_output(submit())
+    assert pool.of(Refusal) == []
+    assert pool.engine.faults.total == 1
+
+
+def test_a_fault_in_scheduling_refuses_everyone_and_the_engine_serves_on(monkeypatch):
+    pool = target_pool()
+    pool.engine.handle([submit("a"), submit("b")])
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "schedule", lambda self, now: 1 / 0)
+        pool.engine.step()
+    assert [(refusal.request_id, refusal.reason) for refusal in pool.of(Refusal)] == [
+        ("a", RefusalReason.INTERNAL),
+        ("b", RefusalReason.INTERNAL),
+    ]
+    pool.engine.handle([submit("c")])
+    pool.run()
+    assert pool.output("c") == plain_output(submit("c"))
 
 
 @pytest.mark.parametrize("listener", ["on_events", "on_step"])

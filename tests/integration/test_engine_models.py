@@ -1,0 +1,97 @@
+"""Engines with real models, from configuration to tokens: speculation on equals speculation off, in float32."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from cluster.config import Device, DType, PoolConfig, SpeculationConfig
+from cluster.messages import Commit, DraftLengthMode, HoldMode, Submit
+from cluster.runtime.drafter import DraftEngine
+from cluster.runtime.engine import Engine
+from cluster.runtime.factory import load_draft_engine, load_engine
+from cluster.runtime.model_spec import ModelError
+from tests.engines import Pool, TinyRouter
+from tests.fakes import TINY_VOCAB, sampling, save_tiny_checkpoint, save_tiny_draft
+
+pytestmark = pytest.mark.integration
+
+DRAFT_LEN = 4
+ROUNDS = SpeculationConfig(
+    max_draft_tokens=DRAFT_LEN, draft_length=DraftLengthMode.FIXED, hold=HoldMode.DEADLINE, max_hold_ms=10_000
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a small draft that reads the target's embedding, and nothing that agrees with the target by design."""
+    root = tmp_path_factory.mktemp("models")
+    save_tiny_checkpoint(root / "target")
+    save_tiny_draft(root / "draft", vocab=range(3, 60))
+    return root
+
+
+def pool_config(path: Path) -> PoolConfig:
+    return PoolConfig(
+        path=str(path), dtype=DType.FLOAT32, kv_blocks=64, block_size=4, max_num_batched_tokens=32, max_model_len=128
+    )
+
+
+def target_engine(models: Path) -> Engine:
+    return load_engine(pool_config(models / "target"), ROUNDS, Device.CPU)
+
+
+def draft_engine(models: Path, name: str) -> DraftEngine:
+    return load_draft_engine(pool_config(models / name), str(models / "target"), Device.CPU)
+
+
+def pool(engine: Engine | DraftEngine) -> Pool:
+    built = Pool(engine, runner=None, kv=None)  # type: ignore[arg-type]
+    engine.on_events = built.events.extend
+    return built
+
+
+def requests(temperature: float, max_draft_tokens: int) -> list[Submit]:
+    chance = random.Random(5)
+    return [
+        Submit(
+            f"r{index}",
+            tuple(chance.randrange(3, TINY_VOCAB) for _ in range(chance.randint(1, 30))),
+            sampling(21, seed=index, temperature=temperature, top_p=0.9, ignore_eos=True),
+            max_draft_tokens,
+        )
+        for index in range(4)
+    ]
+
+
+def plain_outputs(models: Path, temperature: float) -> list[tuple[int, ...]]:
+    target = pool(target_engine(models))
+    target.engine.handle(requests(temperature, max_draft_tokens=0))
+    target.run()
+    return [target.output(f"r{index}") for index in range(4)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft_name", ["target", "draft"])
+def test_speculation_changes_no_token(models: Path, draft_name: str, temperature: float) -> None:
+    target, draft = pool(target_engine(models)), pool(draft_engine(models, draft_name))
+    router = TinyRouter(target, draft)
+    for request in requests(temperature, DRAFT_LEN):
+        router.submit(request)
+    router.run(advance=lambda: None)
+    router.close()
+    assert [target.output(f"r{index}") for index in range(4)] == plain_outputs(models, temperature)
+    assert target.engine.stats().num_used_blocks == draft.engine.stats().num_used_blocks == 0
+    assert target.engine.faults.total == draft.engine.faults.total == 0
+    if draft_name == "target":
+        lengths = {request_id: [] for request_id in ("r0", "r1", "r2", "r3")}  # type: dict[str, list[int]]
+        for commit in target.of(Commit):
+            lengths[commit.request_id].append(len(commit.token_ids))
+        assert set(map(tuple, lengths.values())) == {(1, 5, 5, 5, 5)}
+
+
+def test_a_missing_model_is_one_clear_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        load_engine(pool_config(tmp_path / "nowhere"), ROUNDS, Device.CPU)

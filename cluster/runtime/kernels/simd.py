@@ -79,25 +79,28 @@ def _widen(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
 
 
 def _load_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value, vector: ir.Type) -> ir.Value:
-    """The first `count` elements, zeros after them; touches no memory past them."""
-    buffer = cgutils.alloca_once_value(builder, ir.Constant(vector, [ir.Constant(vector.element, 0)] * LANES))
-    builder.store(ir.Constant(vector, [ir.Constant(vector.element, 0)] * LANES), buffer)
-    source, target = (
-        builder.bitcast(place, vector.element.as_pointer()) for place in (pointer(builder, address, vector), buffer)
-    )
-    with cgutils.for_range(builder, count) as loop:
-        value = builder.load(builder.gep(source, [loop.index], source_etype=vector.element))
-        builder.store(value, builder.gep(target, [loop.index], source_etype=vector.element))
+    """The first `count` <= 16 elements, zeros after them; touches no memory past them."""
+    element = vector.element
+    buffer = cgutils.alloca_once(builder, vector)
+    with builder.if_else(builder.icmp_signed("<", count, ir.Constant(I64, LANES))) as (some, all_lanes):
+        with some:
+            builder.store(ir.Constant(vector, [ir.Constant(element, 0)] * LANES), buffer)
+            source, target = pointer(builder, address, element), builder.bitcast(buffer, element.as_pointer())
+            with cgutils.for_range(builder, count) as loop:
+                value = builder.load(builder.gep(source, [loop.index], source_etype=element))
+                builder.store(value, builder.gep(target, [loop.index], source_etype=element))
+        with all_lanes:
+            builder.store(builder.load(pointer(builder, address, vector), align=2 if element is I16 else 4), buffer)
     return builder.load(buffer)
 
 
 def emit_load_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
-    """`count` < 16 float32, zeros in the other lanes."""
+    """`count` <= 16 float32, zeros in the other lanes."""
     return _load_part(builder, address, count, V16F32)
 
 
 def emit_load_bf16_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
-    """`count` < 16 bfloat16 widened, zeros in the other lanes."""
+    """`count` <= 16 bfloat16 widened, zeros in the other lanes."""
     return _widen(builder, _load_part(builder, address, count, V16I16))
 
 

@@ -170,7 +170,8 @@ def _stop(memory: NDArray[np.uint8], team: int, threads: list[threading.Thread])
     """`memory` is held so that it outlives the threads that read it."""
     _set_word(team, _WORKERS, 0)
     _set_word(team, _STOP, 1)
-    while threads and not _acquire(team):  # a launch is under way in another thread
+    # Not acquired: a launch is under way in another thread. No thread alive: the process is a fork of theirs.
+    while any(thread.is_alive() for thread in threads) and not _acquire(team):
         threads[0].join(0.001)
     _publish(team, 0)
     for thread in threads:

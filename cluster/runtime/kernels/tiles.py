@@ -200,7 +200,7 @@ def _dot_tile(stored: Format) -> Any:
     )
 
 
-def _sum_tile(stored: Format, num_vectors: int) -> Any:
+def _sum_tile(stored: Format, most_rows: int, num_vectors: int) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> ir.Value:
         num_rows, p, p_stride, offsets, base, num_keys, out, out_stride, width = values
 
@@ -208,7 +208,7 @@ def _sum_tile(stored: Format, num_vectors: int) -> Any:
             tile = _SumTile(builder, rows, num_vectors, stored)
             tile.emit(_Rows(p, p_stride), offsets, base, num_keys, _Rows(out, out_stride), width)
 
-        _for_each_count(builder, num_rows, SUM_ROWS, emit)
+        _for_each_count(builder, num_rows, most_rows, emit)
         return context.get_dummy_value()
 
     return intrinsic(
@@ -220,8 +220,10 @@ def _sum_tile(stored: Format, num_vectors: int) -> Any:
 
 
 _dot_float32, _dot_bfloat16 = _dot_tile(Format.FLOAT32), _dot_tile(Format.BFLOAT16)
-_sum_float32, _sum_bfloat16 = _sum_tile(Format.FLOAT32, SUM_VECTORS), _sum_tile(Format.BFLOAT16, SUM_VECTORS)
-_part_float32, _part_bfloat16 = _sum_tile(Format.FLOAT32, 1), _sum_tile(Format.BFLOAT16, 1)
+_sum_float32 = _sum_tile(Format.FLOAT32, SUM_ROWS, SUM_VECTORS)
+_sum_bfloat16 = _sum_tile(Format.BFLOAT16, SUM_ROWS, SUM_VECTORS)
+_part_float32 = _sum_tile(Format.FLOAT32, 1, 1)
+_part_bfloat16 = _sum_tile(Format.BFLOAT16, 1, 1)
 
 
 @native
@@ -265,18 +267,19 @@ def accumulate(
 
     v_j lies offsets[j] bytes (int64) past `values`; num_bytes: of one of its elements.
     """
-    column = 0
-    while column < width:
-        part = min(width - column, LANES)
+    whole = width - width % (SUM_VECTORS * LANES)
+    for column in range(0, whole, SUM_VECTORS * LANES):
         place, target = values + column * num_bytes, out + column * 4
-        if width - column >= SUM_VECTORS * LANES:
-            part = SUM_VECTORS * LANES
-            if num_bytes == 2:
-                _sum_bfloat16(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, part)
-            else:
-                _sum_float32(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, part)
-        elif num_bytes == 2:
-            _part_bfloat16(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, part)
+        if num_bytes == 2:
+            _sum_bfloat16(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, width)
         else:
-            _part_float32(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, part)
-        column += part
+            _sum_float32(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, width)
+    for column in range(whole, width, LANES):
+        part = min(width - column, LANES)
+        for row in range(num_rows):
+            weights, place = p + row * p_stride, values + column * num_bytes
+            target = out + row * out_stride + column * 4
+            if num_bytes == 2:
+                _part_bfloat16(1, weights, 0, offsets, place, num_keys, target, 0, part)
+            else:
+                _part_float32(1, weights, 0, offsets, place, num_keys, target, 0, part)

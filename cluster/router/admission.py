@@ -127,3 +127,29 @@ class Admission:
         share = max(1, self._num_slots() // max(1, len(self._tenants)))
         wait_s = self._mean_service_s * (1 + len(tenant.waiting) / share)
         return RequestError(ErrorKind.OVERLOADED, message, retry_after_s=float(min(60, math.ceil(wait_s))))
+
+
+class PoolGuard:
+    """Ends a wait for a slot early when the pool has been found down at the end of `patience_s` seconds.
+
+    A broken stream is back sooner than that; a pool that has to be started again is not worth queueing for.
+    """
+
+    def __init__(self, wait: asyncio.Timeout, is_up: Callable[[], bool], patience_s: float) -> None:
+        self._wait = wait
+        self._is_up = is_up
+        self._patience_s = patience_s
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(patience_s, self._check)
+
+    def __enter__(self) -> None:
+        """Already watching."""
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        if self._is_up():
+            self._timer = self._loop.call_later(self._patience_s, self._check)
+        elif not self._wait.expired():
+            self._wait.reschedule(self._loop.time())

@@ -60,8 +60,8 @@ class Delivery:
         detokenizer: IncrementalDetokenizer,
         observer: RouterObserver,
         clock: Callable[[], float],
-        arrival: float,
     ) -> None:
+        """The request arrives now."""
         self._request = request
         self._detokenizer = detokenizer
         self._observer = observer
@@ -70,7 +70,7 @@ class Delivery:
         self._undecoded: list[Commit] = []
         self._queue: asyncio.Queue[TokenDelta | RequestError] = asyncio.Queue()
         self._is_over = False
-        self.marks = Marks(arrival)
+        self.marks = Marks(clock())
         self.stats = GenerationStats(prompt_tokens=len(request.prompt_token_ids), completion_tokens=0)
         self.on_stop: Callable[[], None] | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -122,7 +121,6 @@ class ReplicaSet(Generic[CommandT, EventT]):
         self._replicas: dict[str, Replica[CommandT, EventT]] = {}  # by connection key
         self._reconnects: dict[str, _Reconnect] = {}  # by replica_id, of replicas whose stream has ended
         self._num_connections = 0
-        self._waiters: list[asyncio.Future[None]] = []
         self.on_change: Callable[[], None] | None = None  # a replica came or went
 
     @property
@@ -138,12 +136,6 @@ class ReplicaSet(Generic[CommandT, EventT]):
         """The replica for a request; None: no ready one outside `excluded` (connection keys)."""
         key = pick(self._candidates(), request_id, excluded)
         return None if key is None else self._replicas[key]
-
-    async def wait_ready(self) -> None:
-        """Return when a replica takes requests."""
-        while not self.has_ready():
-            self._waiters.append(asyncio.get_running_loop().create_future())
-            await self._waiters[-1]
 
     def update(self, infos: Iterable[ReplicaInfo]) -> None:
         """Connect to what is new, reconnect what was lost and is still there, retire what is gone."""
@@ -194,9 +186,5 @@ class ReplicaSet(Generic[CommandT, EventT]):
         return (replica.candidate() for replica in self._replicas.values() if replica.is_usable)
 
     def _changed(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.cancelled():
-                waiter.set_result(None)
         if self.on_change is not None:
             self.on_change()

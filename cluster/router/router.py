@@ -13,21 +13,20 @@ from cluster.control.policy import SpeculationPolicy
 from cluster.core.speculation import SpeculationLimits
 from cluster.messages import (
     DraftCommand,
-    Drafter,
     DraftEvent,
     ErrorKind,
-    FinishReason,
     GenerateRequest,
     RequestError,
     TargetCommand,
     TargetEvent,
     TokenDelta,
 )
-from cluster.router.admission import Admission
+from cluster.router.admission import Admission, PoolGuard
 from cluster.router.delivery import Delivery
-from cluster.router.observer import Outcome, RequestFinished, RequestLabels, RequestStarted, RouterObserver
+from cluster.router.observer import RouterObserver
 from cluster.router.replica_set import Discover, Pool, ReplicaInfo, ReplicaSet
 from cluster.router.request_flow import RequestFlow
+from cluster.router.request_record import RequestRecord
 from cluster.router.served_model import ClusterStatus, FlowContext, ModelStatus, RouterLimits, ServedModel
 from cluster.tokenizer import IncrementalDetokenizer, Tokenizer
 from cluster.transport.draft_stream import GrpcDraftStream
@@ -35,20 +34,6 @@ from cluster.transport.stream import PoolStream
 from cluster.transport.target_stream import GrpcTargetStream
 
 logger = logging.getLogger(__name__)
-
-_OUTCOME_OF_FINISH = {
-    FinishReason.STOP: Outcome.STOP,
-    FinishReason.LENGTH: Outcome.LENGTH,
-    FinishReason.DEADLINE: Outcome.DEADLINE,
-}
-_OUTCOME_OF_ERROR = {
-    ErrorKind.INVALID: Outcome.INVALID,
-    ErrorKind.CONTEXT_LENGTH: Outcome.INVALID,
-    ErrorKind.NOT_FOUND: Outcome.INVALID,
-    ErrorKind.OVERLOADED: Outcome.OVERLOADED,
-    ErrorKind.UNAVAILABLE: Outcome.UNAVAILABLE,
-    ErrorKind.DEADLINE: Outcome.DEADLINE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,26 +143,20 @@ class Router:
         Raises RequestError when the request is not taken, or fails.
         """
         context, model = self._context, self._model(request.model)
-        labels = RequestLabels(request.model, request.tenant, request.workload)
-        arrival = context.clock()
         detokenizer = IncrementalDetokenizer(model.tokenizer, request.sampling.stop)
-        delivery = Delivery(request, detokenizer, context.observer, context.clock, arrival)
-        run = _Run(request, labels, delivery, arrival)
-        context.observer.request_started(RequestStarted(request.request_id, labels, len(request.prompt_token_ids)))
+        delivery = Delivery(request, detokenizer, context.observer, context.clock)
+        record = RequestRecord(request, delivery, context.observer)
         try:
-            await self._start(run, model)
-            while run.outcome is None:
+            await self._start(record, model)
+            while record.outcome is None:
                 delta = await delivery.next_delta()
-                if delta.finish_reason is not None:
-                    run.outcome = _OUTCOME_OF_FINISH.get(delta.finish_reason, Outcome.ERROR)
+                record.note(delta)
                 yield delta
         except RequestError as error:
-            run.outcome = _OUTCOME_OF_ERROR.get(error.kind, Outcome.ERROR)
+            record.fail(error)
             raise
         finally:
-            if run.flow is not None:
-                run.flow.close()
-            context.observer.request_finished(run.finished(context.clock()))
+            record.finish(context.clock())
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
@@ -196,36 +175,36 @@ class Router:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    async def _start(self, run: _Run, model: ServedModel) -> None:
+    async def _start(self, record: RequestRecord, model: ServedModel) -> None:
         """Wait for a slot, then submit. The slot is given back when the flow has left the pools."""
-        request, context = run.request, self._context
+        request, context = record.request, self._context
         timeout_s = request.deadline_s if request.deadline_s is not None else self._config.router.request_timeout_s
-        await self._admit(model, request, timeout_s)
+        await self._wait_for_slot(model, request.tenant, timeout_s)
         admitted_at = context.clock()
-        run.admission_s = admitted_at - run.arrival
+        if request.request_id in self._flows:
+            model.admission.release(request.tenant, 0.0)
+            raise RequestError(ErrorKind.INVALID, "a request with this id is in flight already", "request_id")
 
         def on_closed() -> None:
             del self._flows[request.request_id]
             model.admission.release(request.tenant, context.clock() - admitted_at)
 
-        run.flow = self._flows[request.request_id] = RequestFlow(request, model, context, run.delivery, on_closed)
-        run.flow.start(run.arrival + timeout_s)
+        flow = RequestFlow(request, model, context, record.delivery, on_closed)
+        self._flows[request.request_id] = flow
+        record.admit(flow, admitted_at)
+        flow.start(record.delivery.marks.arrival + timeout_s)
 
-    async def _admit(self, model: ServedModel, request: GenerateRequest, timeout_s: float) -> None:
+    async def _wait_for_slot(self, model: ServedModel, tenant: str, timeout_s: float) -> None:
+        is_up = model.targets.has_ready
         try:
-            async with asyncio.timeout(min(timeout_s, self._limits.ready_wait_s)):
-                await model.targets.wait_ready()
+            async with asyncio.timeout(timeout_s) as wait:
+                with PoolGuard(wait, is_up, self._limits.ready_wait_s):
+                    await model.admission.acquire(tenant)
         except TimeoutError as error:
+            if is_up():
+                raise RequestError(ErrorKind.DEADLINE, f"no slot became free within {timeout_s:g} s") from error
             message = f"no replica of {model.name!r} is ready"
             raise RequestError(ErrorKind.UNAVAILABLE, message, retry_after_s=1.0) from error
-        try:
-            async with asyncio.timeout(timeout_s):
-                await model.admission.acquire(request.tenant)
-        except TimeoutError as error:
-            raise RequestError(ErrorKind.DEADLINE, f"no slot became free within {timeout_s:g} s") from error
-        if request.request_id in self._flows:
-            model.admission.release(request.tenant, 0.0)
-            raise RequestError(ErrorKind.INVALID, "a request with this id is in flight already", "request_id")
 
     def _model(self, name: str) -> ServedModel:
         model = self._models.get(name)
@@ -253,33 +232,6 @@ class Router:
         while True:
             await asyncio.sleep(self._limits.discover_every_s)
             await self.refresh()
-
-
-@dataclass(slots=True)
-class _Run:
-    """One call of generate(): what is reported when it ends."""
-
-    request: GenerateRequest
-    labels: RequestLabels
-    delivery: Delivery
-    arrival: float
-    admission_s: float = 0.0
-    flow: RequestFlow | None = None
-    outcome: Outcome | None = None  # None: still running, or cancelled
-
-    def finished(self, now: float) -> RequestFinished:
-        stats, marks = self.delivery.stats, self.delivery.marks
-        return RequestFinished(
-            self.request.request_id,
-            self.labels,
-            self.outcome or Outcome.CANCELLED,
-            marks.ttft_s,
-            marks.tpot_s(stats.completion_tokens),
-            now - self.arrival,
-            self.admission_s if self.flow is not None else now - self.arrival,
-            Drafter.NONE if self.flow is None else self.flow.last_drafter,
-            stats,
-        )
 
 
 def default_policy(config: ClusterConfig) -> SpeculationPolicy:

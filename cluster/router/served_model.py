@@ -21,8 +21,8 @@ from cluster.tokenizer import Tokenizer
 class RouterLimits:
     """How patient a router is, with drafts and with targets; in seconds unless named otherwise.
 
-    ready_wait_s: how long a new request waits while no target replica is connected, so that a broken stream costs no
-    errors. deadline_grace_s: how much longer than the target the router waits before it enforces a deadline itself.
+    ready_wait_s: how long requests queue while no target replica is connected, so that a broken stream costs no errors.
+    deadline_grace_s: how much longer than the target the router waits before it enforces a deadline itself.
     """
 
     discover_every_s: float = 0.5

@@ -209,11 +209,10 @@ class DraftScheduler:
 
     def _by_length(self) -> tuple[list[DraftSession], list[DraftSession]]:
         """Sessions with work, longest waiting first: those that draft, and those that still read a prompt."""
-        ready = [session for session in self._sessions if session.num_pending_tokens > 0]
-        ready.sort(key=lambda session: session.last_used)
+        ready = [(session, rows) for session in self._sessions if (rows := session.num_pending_tokens) > 0]
+        ready.sort(key=lambda item: item[0].last_used)
         limit = self._config.num_prompt_rows
-        short = [session for session in ready if session.num_pending_tokens <= limit]
-        return short, [session for session in ready if session.num_pending_tokens > limit]
+        return [item for item, rows in ready if rows <= limit], [item for item, rows in ready if rows > limit]
 
     def _fill(
         self,
@@ -241,7 +240,7 @@ class DraftScheduler:
             token_ids=rows,
             start=session.num_computed_tokens,
             block_table=self._sessions.kv.block_table(session.request_id),
-            num_samples=int(session.wants_guess and len(rows) == session.num_pending_tokens),
+            num_samples=int(session.num_computed_tokens + len(rows) == session.num_tokens),  # the last token's row
             sampling=session.sampling,
         )
 

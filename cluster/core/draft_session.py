@@ -28,8 +28,8 @@ class DraftSession:
     """Owns what is committed for one request, what is guessed after it, and how much of both has valid KV."""
 
     __slots__ = (
-        "_stop_token_ids", "draft_len", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens", "opened_at",
-        "request_id", "sampling", "token_ids",
+        "_stop_token_ids", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens", "num_owed", "request_id",
+        "sampling", "token_ids",
     )  # fmt: skip
 
     def __init__(self, message: Open, max_len: int, eos_token_ids: frozenset[int], now: float) -> None:
@@ -42,8 +42,7 @@ class DraftSession:
         self.guesses: list[int] = []
         self.num_computed_tokens = 0
         self.max_len = max_len
-        self.draft_len = min(message.draft_len, MAX_DRAFT_TOKENS)  # guesses still owed for this committed_len; 0: none
-        self.opened_at = now
+        self.num_owed = self._limit(message.draft_len)  # guesses to ship for this committed_len; None: none asked for
         self.last_used = now
         eos = frozenset[int]() if sampling.ignore_eos else eos_token_ids
         self._stop_token_ids = eos | frozenset(sampling.stop_token_ids)
@@ -59,11 +58,11 @@ class DraftSession:
     @property
     def is_due(self) -> bool:
         """Whether a block is owed and nothing more can or need be guessed for it."""
-        return self.draft_len > 0 and (len(self.guesses) >= self._limit or self._has_ended)
+        return self.num_owed is not None and (len(self.guesses) >= self.num_owed or self._has_ended)
 
     @property
     def wants_guess(self) -> bool:
-        return self.draft_len > 0 and not self.is_due
+        return self.num_owed is not None and not self.is_due
 
     @property
     def num_pending_tokens(self) -> int:
@@ -82,7 +81,7 @@ class DraftSession:
         outcome = self._judge(message)
         if outcome is CommitOutcome.APPLIED:
             self._append(message.token_ids)
-            self.draft_len = min(message.draft_len, MAX_DRAFT_TOKENS)
+            self.num_owed = self._limit(message.draft_len)
             self.last_used = now
         return outcome
 
@@ -96,13 +95,12 @@ class DraftSession:
 
     def take_block(self, now: float) -> DraftBlock:
         """The block owed for this committed_len; nothing is owed afterwards. Guesses beyond it are kept."""
-        token_ids = tuple(self.guesses[: self._limit])
-        self.draft_len = 0
+        token_ids = tuple(self.guesses[: self.num_owed])
+        self.num_owed = None
         return DraftBlock(self.request_id, self.committed_len, token_ids, self.epoch, now - self.last_used)
 
-    @property
-    def _limit(self) -> int:
-        return min(self.draft_len, max(0, self.max_len - self.committed_len))
+    def _limit(self, draft_len: int) -> int | None:
+        return min(draft_len, MAX_DRAFT_TOKENS, max(0, self.max_len - self.committed_len)) if draft_len > 0 else None
 
     @property
     def _has_ended(self) -> bool:

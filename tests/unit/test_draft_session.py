@@ -127,7 +127,7 @@ def test_a_full_session_is_due_with_an_empty_block():
 
 
 def test_the_draft_length_is_bounded():
-    assert session(1, draft_len=1000).draft_len == MAX_DRAFT_TOKENS
+    assert session(1, draft_len=1000).num_owed == MAX_DRAFT_TOKENS
 
 
 def test_guesses_are_sampled_without_log_probabilities():

@@ -33,10 +33,13 @@ class NgramIndex:
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """Append committed tokens."""
-        for token_id in token_ids:
-            self._token_ids.append(token_id)
-            end = len(self._token_ids)
-            key = tuple(self._token_ids[max(0, end - self._min_match) :])  # short keys only before min_match tokens
+        tokens, width = self._token_ids, self._min_match
+        num_known = len(tokens)
+        tokens.extend(token_ids)
+        first_end = max(num_known + 1, width)  # the first new position with `width` tokens before it
+        self._earlier.extend([None] * (min(first_end - 1, len(tokens)) - num_known))
+        shifted = [tokens[first_end - width + offset :] for offset in range(width)]
+        for end, key in enumerate(zip(*shifted, strict=False), first_end):
             self._earlier.append(self._latest.get(key))
             self._latest[key] = end
 

@@ -85,12 +85,13 @@ class GrpcStream(StreamBase[CommandT, EventT]):
         self._outbox.clear()
 
     async def _run(self) -> None:
-        """Read until the stream is over. Cancelled only by _break, which has said why."""
+        """Read until the stream is over."""
         writer = asyncio.create_task(self._write())
         try:
             end = await self._read()
             self._finish(end.cause, end.detail)
         finally:
+            self._finish(CloseCause.LOST, "the reader was stopped")  # unless it is known why
             writer.cancel()
             await self._channel.close(None)
 
@@ -111,7 +112,7 @@ class GrpcStream(StreamBase[CommandT, EventT]):
         try:
             while (frame := await self._outbox.take()) is not None:
                 await self._call.write(frame)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             logger.debug("%s: the call ended during a write; its reader reports why", self.address)
 
 

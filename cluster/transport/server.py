@@ -58,6 +58,7 @@ class _GrpcConnection(Generic[CommandT, EventT]):
         self._protocol = hub.protocol
         self._outbox = Outbox(settings.outbox_bytes, settings.frame_bytes)
         self._cut: asyncio.Future[_StreamEnd] = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.Event()  # set by the server once the hub has let go of it
 
     def deliver(self, events: Sequence[EventT], /) -> None:
         for event in events:
@@ -69,7 +70,7 @@ class _GrpcConnection(Generic[CommandT, EventT]):
                 self._quarantine(event, error)
             except OutboxFull as error:
                 self._outbox.clear()
-                self._cut.set_result(_StreamEnd(grpc.StatusCode.RESOURCE_EXHAUSTED, f"slow reader: {error}"))
+                self.cut(grpc.StatusCode.RESOURCE_EXHAUSTED, f"slow reader: {error}")
 
     def _quarantine(self, event: EventT, error: CodecError) -> None:
         """The engine made something that the wire cannot carry: its request ends, its neighbours do not."""
@@ -85,6 +86,11 @@ class _GrpcConnection(Generic[CommandT, EventT]):
     def finish(self) -> None:
         """End the call once everything delivered so far is written."""
         self._outbox.finish()
+
+    def cut(self, code: grpc.StatusCode, detail: str) -> None:
+        """End the call now, whatever waits to be written."""
+        if not self._cut.done():
+            self._cut.set_result(_StreamEnd(code, detail))
 
     async def serve(self, context: _Context) -> _StreamEnd:
         """Read and write until either side ends the call, or this end gives it up."""
@@ -150,11 +156,17 @@ class PoolServer(Generic[CommandT, EventT]):
         await self._server.start()
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Write what is delivered, end every stream, and give up on those that take longer than `grace_s`."""
+        """Write what is delivered, end every stream, and give up on those that take longer than `grace_s`.
+
+        When it returns, the engine has been told to end every request.
+        """
         self._stopping = True
         for connection in self._connections:
             connection.finish()
         await self._server.stop(grace_s)
+        for connection in (remaining := tuple(self._connections)):
+            connection.cut(grpc.StatusCode.OK, "the replica has stopped")
+        await asyncio.gather(*(connection.gone.wait() for connection in remaining))
 
     async def _connect(self, _: object, context: _Context) -> None:
         if self._stopping:
@@ -174,3 +186,4 @@ class PoolServer(Generic[CommandT, EventT]):
         finally:
             self._hub.detach(connection)
             self._connections.discard(connection)
+            connection.gone.set()

@@ -181,24 +181,29 @@ class DraftScheduler:
     def apply(self, step: SchedulerOutput, output: StepOutput, now: float, step_s: float) -> StepStats:
         """Take in what a step computed and sampled, and ship the blocks that are now complete."""
         for item in step.scheduled:
-            session = self._sessions.get(item.request_id)
-            if session is None:
-                raise ValueError(f"request {item.request_id} was closed while its step ran")
-            session.advance(len(item.token_ids))
-            if item.num_samples:
-                session.add_guess(output.samples[item.request_id].token_ids[0])
-                self._ship(session, now)
+            self._advance(item, output, now)
         return StepStats(
             duration_s=step_s,
             num_sequences=len(step.scheduled),
             num_scheduled_tokens=step.num_scheduled_tokens,
             num_draft_tokens=0,
             num_accepted_tokens=0,
-            num_emitted_tokens=sum(item.num_samples for item in step.scheduled),
+            num_emitted_tokens=len(output.samples),
             num_verified_sequences=0,
             accepted_per_position=(),
             scheduler=self.stats(),
         )
+
+    def _advance(self, item: ScheduledSequence, output: StepOutput, now: float) -> None:
+        session = self._sessions.get(item.request_id)
+        if session is None:
+            raise ValueError(f"request {item.request_id} was closed while its step ran")
+        session.advance(len(item.token_ids))
+        if item.request_id in output.failed:
+            self._sessions.refuse(session, RefusalReason.INTERNAL, output.failed[item.request_id])
+        elif item.num_samples:
+            session.add_guess(output.samples[item.request_id].token_ids[0])
+            self._ship(session, now)
 
     def fail(self, step: SchedulerOutput, message: str) -> None:
         """Close the sessions of a step that did not run: what their KV holds is unknown."""

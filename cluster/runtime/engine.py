@@ -63,6 +63,8 @@ class TargetWork:
         return self._scheduler.schedule(now)
 
     def apply(self, step: SchedulerOutput, output: StepOutput, now: float, step_s: float) -> StepStats:
+        for request_id, message in output.failed.items():
+            self._refuse_each([request_id], RefusalReason.INTERNAL, message)
         commits = self._scheduler.apply(step.scheduled, output, now, step_s)
         self._tell(*commits)
         return step_stats(step, commits, step_s, self._scheduler.stats())

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from cluster.core.scheduler import Scheduler
+from cluster.core.step import StepOutput
 from cluster.messages import (
     Abort,
     Close,
@@ -135,6 +136,37 @@ def test_a_failing_draft_step_closes_its_sessions_and_the_engine_serves_on():
     pool.engine.handle([Open("a", 4, (1, 2), sampling(), 2)])
     pool.run()
     assert [block.epoch for block in pool.of(DraftBlock)] == [4]
+
+
+def spoil(pool, request_id):
+    """Make the model's output for one request impossible to sample."""
+    execute = pool.runner.execute
+
+    def spoiled(step):
+        output = execute(step)
+        samples = {key: value for key, value in output.samples.items() if key != request_id}
+        return StepOutput(samples, {request_id: "NaN"} if len(samples) < len(output.samples) else {})
+
+    pool.runner.execute = spoiled
+
+
+def test_a_request_that_cannot_be_sampled_ends_alone():
+    pool = target_pool()
+    spoil(pool, "a")
+    pool.engine.handle([submit("a"), submit("b")])
+    pool.run()
+    assert [(refusal.request_id, refusal.message) for refusal in pool.of(Refusal)] == [("a", "NaN")]
+    assert pool.output("b") == plain_output(submit("b"))
+    assert pool.is_free()
+
+
+def test_a_session_that_cannot_be_sampled_ends_alone():
+    pool = draft_pool()
+    spoil(pool, "a")
+    pool.engine.handle([Open(request_id, 0, (1, 2), sampling(), 2) for request_id in ("a", "b")])
+    pool.run()
+    assert [(refusal.request_id, refusal.message) for refusal in pool.of(Refusal)] == [("a", "NaN")]
+    assert [block.request_id for block in pool.of(DraftBlock)] == ["b"]
 
 
 def test_the_same_fault_is_logged_once_and_counted(caplog):

@@ -176,6 +176,8 @@ class EngineLoop(Generic[CommandT, EventT]):
         finally:
             self._step_began = None
         self._num_failed_steps = 0
+        for message in output.failed.values():
+            self.faults.record(message)
         return stats
 
     def _settle(self, is_draining: bool) -> None:

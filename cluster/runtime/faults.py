@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class FaultLog:
-    """Owns the count of faults by cause: the kind of exception and the line that raised it."""
+    """Owns the count of faults by cause: what was hit, the kind of exception, and the line that raised it."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -19,9 +19,9 @@ class FaultLog:
     def total(self) -> int:
         return self._counts.total()
 
-    def record(self, what: str, error: Exception) -> None:
+    def record(self, what: str, error: Exception | None = None) -> None:
         """Count a fault, and log it with its traceback if its cause is new. `what` says what it hit."""
-        cause = f"{what}: {_cause_of(error)}"
+        cause = what if error is None else f"{what}: {_cause_of(error)}"
         self._counts[cause] += 1
         if self._counts[cause] == 1:
             logger.error("%s; the same again is counted, not logged", cause, exc_info=error)

@@ -158,6 +158,7 @@ def test_a_request_that_cannot_be_sampled_ends_alone():
     assert [(refusal.request_id, refusal.message) for refusal in pool.of(Refusal)] == [("a", "NaN")]
     assert pool.output("b") == plain_output(submit("b"))
     assert pool.is_free()
+    assert pool.engine.faults.total == 1
 
 
 def test_a_session_that_cannot_be_sampled_ends_alone():

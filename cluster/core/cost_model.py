@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-_SMOOTHING = 0.1  # weight of a new measurement once there are a few
+_SMOOTHING = 0.1  # weight of a new measurement
+_OUTLIER = 4.0  # an average so much above a measurement came from an outlier (a cold start) and is dropped
 
 
 def _blend(average: float | None, value: float) -> float:
-    """A running average that takes a much smaller value at once: times are inflated by accident, never deflated."""
-    if average is None or value < average / 2:
+    """A running average that forgets a cold start at once: times are inflated by accident, never deflated."""
+    if average is None or value * _OUTLIER < average:
         return value
     return average + _SMOOTHING * (value - average)
 

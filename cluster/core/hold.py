@@ -40,7 +40,6 @@ class HoldPolicy:
 
     def block_came(self, sequence: Sequence, outcome: HoldOutcome) -> None:
         """A block, or word that there is none, ends the wait; it counts if the sequence was held."""
-        sequence.draft_is_late = False
         wait = sequence.wait
         if wait is not None and wait.outcome is None and wait.held_since is not None:
             self._close(wait, outcome)

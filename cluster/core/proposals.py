@@ -27,6 +27,7 @@ class Proposals:
         if not self._is_well_formed(sequence, block):
             self.num_stale += 1
             return
+        sequence.draft_is_late = False
         self._learn(sequence, block, now)
         if _is_older(block, sequence.pending) or not guesses_left(block, sequence.token_ids):
             self.num_stale += 1

@@ -16,7 +16,7 @@ from cluster.core.hold import HoldPolicy
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.proposals import Proposals
 from cluster.core.sequence import HoldOutcome, Sequence, SequenceStatus
-from cluster.core.sequence_queue import SequenceQueue
+from cluster.core.sequence_queue import SequenceQueue, check_queues
 from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput
 from cluster.core.step_plan import StepPlan
 from cluster.messages import Commit, DraftBlock, FinishReason, Refusal, Submit
@@ -101,25 +101,25 @@ class Scheduler:
         Guesses get at most half of what prefill could use, prefill gets the rest. Nothing scheduled and no wake_at
         means that there is nothing to do until the next command.
         """
-        plan = StepPlan(self.config.max_num_batched_tokens)
+        plan = StepPlan(self.config.max_num_batched_tokens, self._kv)
         self._plan_decodes(plan, now)
         if not plan.has_preempted:
             self._admit()
         prefilling = [sequence for sequence in self._running if sequence.is_prefilling]
-        self._plan_guesses(plan, plan.num_rows_left // 2 if prefilling else plan.num_rows_left)
-        self._plan_prefills(plan, prefilling)
-        return self._freeze(plan, now)
+        plan.add_guesses(plan.num_rows_left // 2 if prefilling else plan.num_rows_left)
+        plan.add_prefills(prefilling)
+        return plan.freeze(now)
 
     def _plan_decodes(self, plan: StepPlan, now: float) -> None:
-        num_running = len(self._running)
+        num_running, deadline = len(self._running), self._deadlines.earliest
         for sequence in tuple(self._running):
             if sequence.is_prefilling:  # or preempted in this very loop
                 continue
             held_until = self._hold.until(sequence, num_running, now)
             if held_until is not None:
-                plan.hold(held_until)
+                plan.hold(held_until if deadline is None else min(held_until, deadline))
             elif self._make_room(sequence, plan):
-                plan.add(sequence, 1)
+                plan.add_decode(sequence)
 
     def _make_room(self, sequence: Sequence, plan: StepPlan) -> bool:
         """A slot for every committed token, at the cost of those served last; False if it had to give way itself.
@@ -156,38 +156,6 @@ class Scheduler:
             self._waiting.remove(sequence)
             sequence.status = SequenceStatus.RUNNING
             self._running.add(sequence)
-
-    def _plan_guesses(self, plan: StepPlan, num_rows: int) -> None:
-        """Equal shares of `num_rows`; what one does not use goes to the next. Short of KV, guesses are left out."""
-        guessing = [(rows, guesses) for rows in plan if (guesses := rows.sequence.guesses())]
-        for index, (rows, guesses) in enumerate(guessing):
-            guesses = guesses[: num_rows // (len(guessing) - index)]
-            num_tokens = rows.sequence.num_tokens
-            while guesses and not self._kv.allocate_slots(rows.sequence.request_id, num_tokens + len(guesses)):
-                guesses = guesses[:-1]
-            plan.add_guesses(rows, guesses)
-            num_rows -= len(guesses)
-
-    def _plan_prefills(self, plan: StepPlan, prefilling: list[Sequence]) -> None:
-        for sequence in prefilling:
-            if plan.num_rows_left == 0:
-                return
-            plan.add(sequence, min(plan.num_rows_left, sequence.num_uncomputed_tokens))
-
-    def _freeze(self, plan: StepPlan, now: float) -> SchedulerOutput:
-        for rows in plan:
-            sequence = rows.sequence
-            sequence.in_step = True
-            if sequence.first_scheduled_at is None:
-                sequence.first_scheduled_at = now
-            held_since = sequence.wait.held_since if sequence.wait is not None else None
-            sequence.held_s = 0.0 if held_since is None else now - held_since
-        return SchedulerOutput(tuple(rows.freeze(self._kv) for rows in plan), self._wake_at(plan))
-
-    def _wake_at(self, plan: StepPlan) -> float | None:
-        """The end of the first hold, or a deadline before that."""
-        deadline = self._deadlines.earliest
-        return plan.wake_at if plan.wake_at is None or deadline is None else min(plan.wake_at, deadline)
 
     # --- committing a step ---
 
@@ -264,16 +232,13 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless queues, block tables and block pool agree."""
-        queued = {sequence.request_id: sequence for sequence in (*self._waiting, *self._running)}
-        if queued != self._sequences or len(self._waiting) + len(self._running) != len(queued):
-            raise IntegrityError("a sequence is in no queue, or in two")
-        for sequence in self._waiting:
-            if self._kv.block_table(sequence.request_id):
-                raise IntegrityError(f"{sequence.request_id} waits but holds KV")
-        for sequence in self._running:
+        check_queues(self._sequences, self._waiting, self._running)
+        for sequence in self._sequences.values():
             num_slots = len(self._kv.block_table(sequence.request_id)) * self._kv.block_size
             if num_slots < sequence.num_computed_tokens:
                 raise IntegrityError(f"{sequence.request_id} has computed more tokens than it has slots")
+            if num_slots and sequence.status is not SequenceStatus.RUNNING:
+                raise IntegrityError(f"{sequence.request_id} waits but holds KV")
         self._kv.check_integrity()
 
 

@@ -74,7 +74,8 @@ class Sequence:
     in_step: bool = False  # scheduled, not applied yet
     pending: DraftBlock | None = None  # the newest block whose guesses fit the committed tokens
     wait: BlockWait | None = None
-    draft_is_late: bool = False  # a hold expired and nothing has come since
+    draft_is_late: bool = False  # a hold expired and no block has come since
+    has_asked: bool = False
     asked_at: dict[int, float] = field(default_factory=dict)  # committed_len -> when its commit asked for a block
     first_scheduled_at: float | None = None
     held_s: float = 0.0  # how long the hold before the step under way lasted
@@ -103,11 +104,18 @@ class Sequence:
         return self.max_num_tokens - len(self.token_ids)
 
     def guesses(self) -> tuple[int, ...]:
-        """Guesses to verify next: as many as were asked for and can still be emitted, the target's own token aside."""
+        """Guesses to verify next: what the last commit asked for, which leaves room for the target's own token."""
         if self.pending is None:
             return ()
-        limit = min(self.draft_length.draft_len, self.num_remaining_tokens - 1)
-        return guesses_left(self.pending, self.token_ids)[: max(limit, 0)]
+        return guesses_left(self.pending, self.token_ids)[: self.draft_length.draft_len]
+
+    def enter_step(self, now: float) -> None:
+        """It is scheduled: the hold before this step, if any, is over."""
+        self.in_step = True
+        if self.first_scheduled_at is None:
+            self.first_scheduled_at = now
+        held_since = None if self.wait is None else self.wait.held_since
+        self.held_s = 0.0 if held_since is None else now - held_since
 
     def cut(self, emitted: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """The emitted tokens up to and including the one that ends the sequence, and why it ends there."""
@@ -132,12 +140,17 @@ class Sequence:
         return StepTimings(queue_s, step_s, self.held_s)
 
     def ask_for_block(self, num_draft_tokens: int, now: float) -> None:
-        """The commit at `now` asks for so many guesses; 0 asks for none."""
+        """The commit at `now` asks for so many guesses; 0 asks for none.
+
+        The first block also waits for the drafter to read the prompt: it says nothing about the next ones' times.
+        """
         self.wait = None
         if num_draft_tokens == 0:
             return
         self.wait = BlockWait(num_draft_tokens, now)
-        self.asked_at[self.num_tokens] = now
+        if self.has_asked:
+            self.asked_at[self.num_tokens] = now
+        self.has_asked = True
         if len(self.asked_at) > _MAX_REMEMBERED_COMMITS:
             del self.asked_at[next(iter(self.asked_at))]
 

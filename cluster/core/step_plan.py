@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.sequence import Sequence
-from cluster.core.step import ScheduledSequence
+from cluster.core.step import ScheduledSequence, SchedulerOutput
 
 
 @dataclass(slots=True)
@@ -18,41 +18,64 @@ class PlannedRows:
     num_tokens: int
     guesses: tuple[int, ...] = ()
 
-    def freeze(self, kv: KVCacheManager) -> ScheduledSequence:
-        sequence, num_guesses = self.sequence, len(self.guesses)
+
+class StepPlan:
+    """Owns the budget of one step while it is being planned: decode rows first, then guesses, then prefill."""
+
+    def __init__(self, num_rows: int, kv: KVCacheManager) -> None:
+        self.num_rows_left = num_rows
+        self.wake_at: float | None = None  # the earliest end of a hold
+        self.has_preempted = False
+        self._kv = kv
+        self._planned: list[PlannedRows] = []
+
+    def hold(self, until: float) -> None:
+        self.wake_at = until if self.wake_at is None else min(self.wake_at, until)
+
+    def add_decode(self, sequence: Sequence) -> None:
+        self._planned.append(PlannedRows(sequence, 1))
+        self.num_rows_left -= 1
+
+    def add_guesses(self, num_rows: int) -> None:
+        """Give the decode rows' guesses equal shares of `num_rows`; what one does not use goes to the next.
+
+        Short of KV, guesses are left out.
+        """
+        guessing = [(rows, guesses) for rows in self._planned if (guesses := rows.sequence.guesses())]
+        for index, (rows, guesses) in enumerate(guessing):
+            guesses = guesses[: num_rows // (len(guessing) - index)]
+            num_tokens = rows.sequence.num_tokens
+            while guesses and not self._kv.allocate_slots(rows.sequence.request_id, num_tokens + len(guesses)):
+                guesses = guesses[:-1]
+            rows.guesses = guesses
+            num_rows -= len(guesses)
+            self.num_rows_left -= len(guesses)
+
+    def add_prefills(self, sequences: Iterable[Sequence]) -> None:
+        """Give each, in order, as much of what is left as it can use."""
+        for sequence in sequences:
+            num_tokens = min(self.num_rows_left, sequence.num_uncomputed_tokens)
+            if num_tokens == 0:
+                return
+            self._planned.append(PlannedRows(sequence, num_tokens))
+            self.num_rows_left -= num_tokens
+
+    def freeze(self, now: float) -> SchedulerOutput:
+        """The step as a runner gets it; its sequences are in it from `now` on."""
+        for rows in self._planned:
+            rows.sequence.enter_step(now)
+        return SchedulerOutput(tuple(self._freeze(rows) for rows in self._planned), self.wake_at)
+
+    def _freeze(self, rows: PlannedRows) -> ScheduledSequence:
+        sequence, num_guesses = rows.sequence, len(rows.guesses)
         start = sequence.num_computed_tokens
-        known_end = start + self.num_tokens
-        end = known_end + num_guesses
+        known_end = start + rows.num_tokens
         return ScheduledSequence(
             request_id=sequence.request_id,
-            token_ids=tuple(sequence.token_ids[start:known_end]) + self.guesses,
+            token_ids=tuple(sequence.token_ids[start:known_end]) + rows.guesses,
             start=start,
-            block_table=kv.block_table(sequence.request_id)[: kv.num_blocks_for(end)],
+            block_table=self._kv.block_table(sequence.request_id)[: self._kv.num_blocks_for(known_end + num_guesses)],
             num_samples=num_guesses + 1 if known_end == sequence.num_tokens else 0,
             sampling=sequence.request.sampling,
             num_draft_tokens=num_guesses,
         )
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """Owns the budget of one step while it is being planned."""
-
-    num_rows_left: int
-    planned: list[PlannedRows] = field(default_factory=list)
-    wake_at: float | None = None  # the earliest end of a hold
-    has_preempted: bool = False
-
-    def __iter__(self) -> Iterator[PlannedRows]:
-        return iter(self.planned)
-
-    def add(self, sequence: Sequence, num_tokens: int) -> None:
-        self.planned.append(PlannedRows(sequence, num_tokens))
-        self.num_rows_left -= num_tokens
-
-    def add_guesses(self, rows: PlannedRows, guesses: tuple[int, ...]) -> None:
-        rows.guesses = guesses
-        self.num_rows_left -= len(guesses)
-
-    def hold(self, until: float) -> None:
-        self.wake_at = until if self.wake_at is None else min(self.wake_at, until)

@@ -324,4 +324,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)

@@ -1,4 +1,4 @@
-"""Sampling on the CPU: hands rows of logits to the sampling kernel."""
+"""Sampling on the CPU: hands rows of logits to the sampling"""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from numpy.typing import NDArray
 
 from cluster.core.sampling import RowFault
 from cluster.messages import TokenLogprobs
-from cluster.runtime import sampling_kernel as kernel
 from cluster.runtime.sampler import SamplerOutput, check_shapes
 from cluster.runtime.sampling_batch import SamplingBatch
+from cluster.runtime.sampling_filters import FAULT_EMPTY, FAULT_INFINITE, FAULT_NAN
+from cluster.runtime.sampling_kernel import Parameters, most_likely, sample_rows
 
-_FAULTS = {
-    kernel.FAULT_NAN: RowFault.NAN,
-    kernel.FAULT_INFINITE: RowFault.INFINITE,
-    kernel.FAULT_EMPTY: RowFault.EMPTY,
-}
+_FAULTS = {FAULT_NAN: RowFault.NAN, FAULT_INFINITE: RowFault.INFINITE, FAULT_EMPTY: RowFault.EMPTY}
 
 
 class CpuSampler:
@@ -30,7 +27,7 @@ class CpuSampler:
         rows = logits.detach().contiguous().numpy()
         ids = _token_ids(logits.shape[1], output_token_ids)
         columns, codes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint8)
-        kernel.sample_rows(rows, ids, _parameters(batch), columns, codes)
+        sample_rows(rows, ids, _parameters(batch), columns, codes)
         faults = {int(row): _FAULTS[int(codes[row])] for row in np.flatnonzero(codes)}
         logprobs = {
             row: _logprobs(rows[row], ids, int(columns[row]), num_top)
@@ -46,12 +43,12 @@ def _token_ids(num_columns: int, output_token_ids: torch.Tensor | None) -> NDArr
     return output_token_ids.numpy().astype(np.int32)
 
 
-def _parameters(batch: SamplingBatch) -> kernel.Parameters:
-    return kernel.Parameters(batch.temperature, batch.top_p, batch.top_k, batch.min_p, batch.seed, batch.position)
+def _parameters(batch: SamplingBatch) -> Parameters:
+    return Parameters(batch.temperature, batch.top_p, batch.top_k, batch.min_p, batch.seed, batch.position)
 
 
 def _logprobs(logits: NDArray[np.float32], ids: NDArray[np.int32], chosen: int, num_top: int) -> TokenLogprobs:
-    largest, log_total, columns = kernel.most_likely(logits, ids, num_top)
+    largest, log_total, columns = most_likely(logits, ids, num_top)
     ranked = sorted(columns.tolist(), key=lambda column: (-logits[column], ids[column]))
 
     def logprob(column: int) -> float:

@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from cluster.runtime.kernels.team import KernelTeam
 
-# An idle OpenMP thread spins for this many rounds (some 20 microseconds) before it sleeps: libgomp's own default spins
+# An idle OpenMP thread spins for this many rounds (some 20 microseconds) before it sleeps; libgomp by itself spins
 # for milliseconds, on a core that another pool's process needs.
-OPENMP_ENVIRONMENT: Mapping[str, str] = MappingProxyType({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"})
+OPENMP_ENVIRONMENT: Mapping[str, str] = MappingProxyType({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"})
 
 
 def default_num_threads() -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray
 
 from cluster.runtime.kernels.compiling import Record, native, task_body
-from cluster.runtime.kernels.simd import LANES, load, load_float, store, store_float
+from cluster.runtime.kernels.simd import LANES, address_of, load, load_float, store, store_float
 from cluster.runtime.kernels.team import launch
 from cluster.runtime.kernels.tiles import DOT_COLUMNS, DOT_ROWS, dot_tile
 
@@ -50,7 +50,7 @@ def _tail_tile(
     last = first + (count - 1) * stride
     scratch = np.empty((DOT_ROWS, DOT_COLUMNS), np.float32)
     second, third = min(first + stride, last), min(first + 2 * stride, last)
-    dot_tile(num_bytes, rows, x, x_stride, first, second, third, last, depth, scratch.ctypes.data, 4 * DOT_COLUMNS)
+    dot_tile(num_bytes, rows, x, x_stride, first, second, third, last, depth, address_of(scratch), 4 * DOT_COLUMNS)
     for row in range(rows):
         for column in range(count):
             store_float(out + row * out_stride + 4 * column, scratch[row, column])

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from cluster.runtime.kernels.compiling import Record, Records, native, task_body
 from cluster.runtime.kernels.simd import (
     LANES,
+    address_of,
     broadcast,
     exp,
     float_pointer,
@@ -113,14 +114,14 @@ def _scores(a: Record, keys: int, tile: _Tile) -> None:
         k2, k3 = keys + offsets[min(key + 2, last)], keys + offsets[min(key + 3, last)]
         for first in range(row, num_rows, DOT_ROWS):
             rows = min(DOT_ROWS, num_rows - first)
-            x, out = query.ctypes.data + first * stride, tile.scores.ctypes.data + (first * SPAN + key) * 4
+            x, out = address_of(query) + first * stride, address_of(tile.scores) + (first * SPAN + key) * 4
             dot_tile(a.num_bytes, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4)
 
 
 @native
 def _softmax(scores: FloatArray, count: int, scale: np.float32) -> tuple[np.float32, np.float32]:
     """Replace the first `count` scores by exp(score * scale - largest); returns the largest and the sum."""
-    base, whole = scores.ctypes.data, -(-count // LANES) * LANES
+    base, whole = address_of(scores), -(-count // LANES) * LANES
     scores[count:whole] = -np.inf
     factor, top = broadcast(scale), broadcast(np.float32(-np.inf))
     for index in range(0, whole, LANES):
@@ -141,8 +142,8 @@ def _weigh(a: Record, values: int, tile: _Tile, output: _Output) -> None:
     num_rows, stride, visible = len(tile.visible), output.rows.shape[1] * 4, tile.visible
     for first in range(0, num_rows, SUM_ROWS):
         rows, common = min(SUM_ROWS, num_rows - first), visible[first]  # the first row of a group sees the fewest
-        p, out = tile.scores.ctypes.data + first * SPAN * 4, output.rows.ctypes.data + first * stride
-        places = tile.offsets.ctypes.data
+        p, out = address_of(tile.scores) + first * SPAN * 4, address_of(output.rows) + first * stride
+        places = address_of(tile.offsets)
         accumulate(a.num_bytes, rows, p, SPAN * 4, places, values, common, out, stride, a.head_dim)
         for row in range(rows):
             rest = visible[first + row] - common
@@ -158,7 +159,7 @@ def _new_tile(a: Record, sequence: int, first_token: int, head: int) -> _Tile:
     query = np.empty((num_rows, -(-a.head_dim // LANES) * LANES), np.float32)
     for row in range(num_rows):
         token, query_head = first_token + row // group, head * group + row % group
-        source, target = a.query + token * a.query_stride + query_head * a.head_dim * 4, query[row].ctypes.data
+        source, target = a.query + token * a.query_stride + query_head * a.head_dim * 4, address_of(query[row])
         whole = a.head_dim & -LANES
         for index in range(0, whole, LANES):
             store(target + 4 * index, load(source + 4 * index))
@@ -197,7 +198,7 @@ def _merge(total: _Output, part: _Output) -> None:
         largest, weight_sum = part.stats[row, 0], part.stats[row, 1]
         top = max(total.stats[row, 0], largest)
         keep, add = exp(broadcast(total.stats[row, 0] - top)), exp(broadcast(largest - top))
-        target, source = total.rows[row].ctypes.data, part.rows[row].ctypes.data
+        target, source = address_of(total.rows[row]), address_of(part.rows[row])
         for index in range(0, 4 * width, 4 * LANES):
             store(target + index, fma(load(source + index), add, load(target + index) * keep))
         total.stats[row, 1] = total.stats[row, 1] * lane_max(keep) + weight_sum * lane_max(add)
@@ -210,7 +211,7 @@ def _finish(a: Record, first_token: int, head: int, total: _Output) -> None:
     group = a.num_heads // a.num_kv_heads
     for row in range(len(total.rows)):
         token, query_head = first_token + row // group, head * group + row % group
-        target, source = a.out + (token * a.num_heads + query_head) * a.head_dim * 4, total.rows[row].ctypes.data
+        target, source = a.out + (token * a.num_heads + query_head) * a.head_dim * 4, address_of(total.rows[row])
         weight_sum = broadcast(total.stats[row, 1])
         for index in range(0, a.head_dim, LANES):
             value = load(source + 4 * index) / weight_sum
@@ -296,7 +297,7 @@ def _plan_tiles(a: Record) -> IntArray:
 @native
 def _launch_spans(team: int, args: Records, tiles: IntArray, spans: IntArray, partials: FloatArray) -> None:
     a = args[0]
-    a.spans, a.partials = spans.ctypes.data, partials.ctypes.data
+    a.spans, a.partials = address_of(spans), address_of(partials)
     for index in range(len(tiles)):
         spans[tiles[index, 2] : tiles[index, 2] + tiles[index, 3]] = index
     launch(team, a.span_function, args, len(spans) * a.num_kv_heads)
@@ -306,7 +307,7 @@ def _launch_spans(team: int, args: Records, tiles: IntArray, spans: IntArray, pa
 @native
 def _launch_tiles(team: int, args: Records, tiles: IntArray) -> None:
     a = args[0]
-    a.tiles = tiles.ctypes.data
+    a.tiles = address_of(tiles)
     num_spans, num_tasks = tiles[-1, 2] + tiles[-1, 3], len(tiles) * a.num_kv_heads
     if num_spans == len(tiles) or num_tasks >= _TASKS_PER_THREAD * a.num_threads:
         launch(team, a.tile_function, args, num_tasks)

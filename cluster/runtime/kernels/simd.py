@@ -10,10 +10,14 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
+from numpy.typing import NDArray
+
+from cluster.runtime.kernels.compiling import native
 
 LANES = 16
 
@@ -278,3 +282,9 @@ _overload_operator(operator.add, operation2(_vector, _vector, _vector, lambda bu
 _overload_operator(operator.sub, operation2(_vector, _vector, _vector, lambda builder, a, b: builder.fsub(a, b)))
 _overload_operator(operator.mul, operation2(_vector, _vector, _vector, lambda builder, a, b: builder.fmul(a, b)))
 _overload_operator(operator.truediv, operation2(_vector, _vector, _vector, lambda builder, a, b: builder.fdiv(a, b)))
+
+
+@native
+def address_of(array: NDArray[Any]) -> int:
+    """Address of an array's first element; whoever uses it must hold the array longer than the address."""
+    return np.int64(array.ctypes.data)  # type: ignore[return-value]

@@ -31,6 +31,7 @@ from cluster.runtime.kernels.atomics import (
     wake,
 )
 from cluster.runtime.kernels.compiling import Records, native
+from cluster.runtime.kernels.simd import address_of
 
 # Byte offsets in the team's memory; words that different threads write lie on different cache lines.
 _TICKET, _SLEEPERS, _DONE, _OWNER_SLEEPS = 0, 64, 128, 136
@@ -40,7 +41,7 @@ _TEAM_BYTES, _LINE = 384, 64
 _COUNT_MASK = 0xFFFFFFFF
 _EVERYONE = 1 << 30
 
-# How often an idle thread looks for work before it sleeps. Long enough to bridge the gap between two launches of one
+# How often an idle thread looks for work before it sleeps, some 25 ns each. Long enough to bridge the gap between two launches of one
 # step (some microseconds of Python), short enough not to take a core from another pool's process between steps.
 SPIN_ROUNDS = 1500
 
@@ -127,7 +128,7 @@ def parallel_for(team: int, function: int, args: int, num_tasks: int) -> None:
 @native
 def launch(team: int, function: int, args: Records, num_tasks: int) -> None:
     """parallel_for whose args are an array of records: being this call's argument keeps the array until it returns."""
-    parallel_for(team, function, args.ctypes.data, num_tasks)
+    parallel_for(team, function, address_of(args), num_tasks)
 
 
 @native

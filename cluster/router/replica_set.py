@@ -140,9 +140,9 @@ class ReplicaSet(Generic[CommandT, EventT]):
     def update(self, infos: Iterable[ReplicaInfo]) -> None:
         """Connect to what is new, reconnect what was lost and is still there, retire what is gone."""
         wanted = {info.replica_id: info for info in infos}
-        connected = {replica.info.replica_id for replica in self._replicas.values() if replica.is_usable}
         for replica in self._replicas.values():
             replica.is_retired = replica.info.replica_id not in wanted
+        connected = {replica.info.replica_id for replica in self._replicas.values() if replica.is_usable}
         self._reconnects = {key: value for key, value in self._reconnects.items() if key in wanted}
         for replica_id in wanted.keys() - connected:
             if self._clock() >= self._reconnects.get(replica_id, _Reconnect()).not_before:

@@ -41,8 +41,9 @@ _TEAM_BYTES, _LINE = 384, 64
 _COUNT_MASK = 0xFFFFFFFF
 _EVERYONE = 1 << 30
 
-# How often an idle thread looks for work before it sleeps, some 25 ns each. Long enough to bridge the gap between two launches of one
-# step (some microseconds of Python), short enough not to take a core from another pool's process between steps.
+# How often an idle thread looks for work before it sleeps, some 25 ns each. Long enough to bridge the gap between two
+# launches of one step (some microseconds of Python), short enough not to take a core from another pool's process
+# between steps.
 SPIN_ROUNDS = 1500
 
 

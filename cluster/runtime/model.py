@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,49 +11,13 @@ from torch import Tensor
 
 from cluster.runtime.attention import AttentionBackend, make_attention
 from cluster.runtime.checkpoint import load_spec
+from cluster.runtime.decoder_layer import LayerStack, PlainLayerStack
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache
 from cluster.runtime.layers import LayerOps, make_layer_ops
 from cluster.runtime.model_spec import ModelError, ModelSpec
 from cluster.runtime.rotary import rotary_table
-from cluster.runtime.weights import DecoderWeights, LayerWeights, load_weights
-
-
-class DecoderLayer:
-    """One layer's parameters: attention over the paged cache, then the gated MLP, each added to the residual."""
-
-    def __init__(self, spec: ModelSpec, weights: LayerWeights, ops: LayerOps, attention: AttentionBackend) -> None:
-        dtype = ops.activation_dtype(weights.qkv.weight.dtype)
-        self._ops = ops
-        self._attention = attention
-        self._spec = spec
-        self._input_norm = weights.input_norm.to(dtype)
-        self._qkv = ops.linear(weights.qkv)
-        self._qk_norm = None if weights.qk_norm is None else weights.qk_norm.to(dtype)
-        self._output = ops.linear(weights.output)
-        self._mlp_norm = weights.mlp_norm.to(dtype)
-        self._gate_up = ops.linear(weights.gate_up)
-        self._down = ops.linear(weights.down)
-
-    def forward(self, hidden: Tensor, rotary: Tensor, cache: tuple[Tensor, Tensor], batch: InputBatch) -> Tensor:
-        """hidden [num_tokens, hidden_size] in and out; rotary holds the table's row for each token."""
-        ops, eps = self._ops, self._spec.norm_eps
-        query, keys, values = self._project(ops.rms_norm(hidden, self._input_norm, eps), rotary)
-        self._attention.write_kv(keys, values, *cache, batch)
-        attended = self._attention.attend(query, *cache, batch)
-        hidden = self._output(attended.flatten(1), hidden)
-        gate_up = self._gate_up(ops.rms_norm(hidden, self._mlp_norm, eps))
-        return self._down(ops.gated_silu(gate_up), hidden)
-
-    def _project(self, rows: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as [num_tokens, heads, head_dim] views."""
-        spec, rotated = self._spec, self._spec.num_heads + self._spec.num_kv_heads
-        packed = self._qkv(rows).view(len(rows), -1, spec.head_dim)
-        query_key = packed[:, :rotated]
-        if self._qk_norm is not None:
-            query_key = self._ops.rms_norm(query_key, self._qk_norm, spec.norm_eps)
-        self._ops.rotate(query_key, rotary)
-        return query_key[:, : spec.num_heads], query_key[:, spec.num_heads :], packed[:, rotated:]
+from cluster.runtime.weights import DecoderWeights, load_weights
 
 
 class DecoderModel:
@@ -62,28 +27,34 @@ class DecoderModel:
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: DecoderWeights, ops: LayerOps, attention: AttentionBackend, max_model_len: int
+        self, spec: ModelSpec, weights: DecoderWeights, ops: LayerOps, layers: LayerStack, max_model_len: int
     ) -> None:
         self.spec = spec
         self.device = weights.embedding.device
         self.max_model_len = max_model_len
         self.output_token_ids = weights.output_token_ids
         self._ops = ops
+        self._layers = layers
         self._dtype = ops.activation_dtype(weights.embedding.dtype)
         self._embedding = weights.embedding
         self._rotary = rotary_table(spec.rope, spec.head_dim, max_model_len).to(self.device)
-        self._layers = tuple(DecoderLayer(spec, layer, ops, attention) for layer in weights.layers)
         self._norm = weights.norm.to(self._dtype)
         self._head = ops.linear(weights.head)
 
     def forward(self, batch: InputBatch, kv: KVCache) -> Tensor:
         """Logits of the sampled rows, float32 [num_samples, output_size]; writes the step's keys and values."""
         hidden = F.embedding(batch.token_ids, self._embedding).to(self._dtype)
-        rotary = self._rotary[batch.positions]
-        for layer, cache in zip(self._layers, kv.layers, strict=True):
-            hidden = layer.forward(hidden, rotary, cache, batch)
+        hidden = self._layers.forward(hidden, self._rotary[batch.positions], batch, kv)
         sampled = self._ops.rms_norm(hidden[batch.sample_rows], self._norm, self.spec.norm_eps)
         return self._head(sampled).float()
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How to compute layers one operation at a time."""
+
+    ops: LayerOps
+    attention: AttentionBackend
 
 
 def load_model(
@@ -92,12 +63,12 @@ def load_model(
     device: torch.device,
     target_path: Path | None = None,
     max_model_len: int | None = None,
-    ops: LayerOps | None = None,
-    attention: AttentionBackend | None = None,
+    backend: Backend | None = None,
 ) -> DecoderModel:
     """Load a model directory, see load_weights. Sequences can have at most min(max_model_len, the model's own) tokens.
 
-    Raises ModelError, also when the model's attention is windowed within that length.
+    backend: None takes the fastest way of the device. Raises ModelError, also when the model's attention is windowed
+    within that length.
     """
     spec = load_spec(path)
     length = min(max_model_len or spec.max_position, spec.max_position)
@@ -107,4 +78,15 @@ def load_model(
             f"set max_model_len to {spec.sliding_window} or less (it is {length})"
         )
     weights = load_weights(path, spec, dtype, device, target_path)
-    return DecoderModel(spec, weights, ops or make_layer_ops(device), attention or make_attention(device), length)
+    ops = backend.ops if backend else make_layer_ops(device)
+    return DecoderModel(spec, weights, ops, _layer_stack(spec, weights, ops, backend), length)
+
+
+def _layer_stack(spec: ModelSpec, weights: DecoderWeights, ops: LayerOps, backend: Backend | None) -> LayerStack:
+    device = weights.embedding.device
+    if backend is None and device.type == "cpu":
+        from cluster.runtime.cpu_stack import CpuLayerStack
+
+        return CpuLayerStack(spec, weights.layers)
+    attention = backend.attention if backend else make_attention(device)
+    return PlainLayerStack(spec, weights.layers, ops, attention)

@@ -15,11 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
 from cluster.messages import SamplingParams
+from cluster.runtime.attention.cpu import CpuAttention
 from cluster.runtime.attention.reference import ReferenceAttention
+from cluster.runtime.cpu_layers import CpuLayerOps
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache
 from cluster.runtime.layers import TorchLayerOps
-from cluster.runtime.model import DecoderModel, load_model
+from cluster.runtime.model import Backend, DecoderModel, load_model
 from cluster.runtime.model_spec import ModelError
 from cluster.tokenizer import Tokenizer
 from tests.fakes import TINY_VOCAB, save_tiny_checkpoint, save_tiny_draft
@@ -36,8 +38,9 @@ def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Deco
 
 
 BACKENDS: dict[str, dict[str, Any]] = {
-    "kernels": {},
-    "torch": {"ops": TorchLayerOps(), "attention": ReferenceAttention()},
+    "fastest": {},
+    "kernels one by one": {"backend": Backend(CpuLayerOps(), CpuAttention())},
+    "torch": {"backend": Backend(TorchLayerOps(), ReferenceAttention())},
 }
 
 
@@ -169,6 +172,21 @@ def test_float32_logits_do_not_depend_on_batch_or_chunks_to_the_bit(tmp_path: Pa
     cuts = [0, 23, 24, 29, 60]  # a chunk, a decode row, a verification, a chunk
     together = [run.step({1: other[start:end], 0: tokens[start:end]}) for start, end in itertools.pairwise(cuts)]
     assert torch.equal(torch.cat([rows[len(rows) // 2 :] for rows in together]), one_by_one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_one_call_for_all_layers_gives_the_bits_of_single_operations(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    save_tiny_checkpoint(tmp_path, family=family)
+    tokens = random_tokens(40)
+    runs = [PagedRun(load(tmp_path, dtype, **BACKENDS[name]), 1, 40) for name in ("fastest", "kernels one by one")]
+    for start, end in ((0, 5), (5, 6), (6, 38), (38, 40)):
+        fast, slow = (run.step({0: tokens[start:end]}) for run in runs)
+        assert torch.equal(fast, slow)
+    assert torch.equal(torch.stack(runs[0].kv.keys), torch.stack(runs[1].kv.keys))
+    assert torch.equal(torch.stack(runs[0].kv.values), torch.stack(runs[1].kv.values))
 
 
 def test_a_step_without_samples_writes_keys_and_returns_no_rows(tmp_path: Path) -> None:

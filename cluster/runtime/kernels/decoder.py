@@ -1,0 +1,122 @@
+"""A stack of decoder layers as one call: the other kernels one after the other, with no Python between them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cluster.runtime.kernels.compiling import Record, Records, native
+from cluster.runtime.kernels.elementwise import launch_gated_silu, launch_rms_norm
+from cluster.runtime.kernels.kv_write import KV_WRITE, launch_kv_write
+from cluster.runtime.kernels.linear import launch_linear
+from cluster.runtime.kernels.paged_attention import ATTENTION, launch_attention
+from cluster.runtime.kernels.rotary import launch_rotary
+
+# One layer's addresses. Biases and qk_norm may be 0; matrices are [out_features, in_features], norms float32.
+LAYER = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "input_norm", "qkv", "qkv_bias", "qk_norm", "output", "output_bias",
+            "mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias",
+            "keys", "values",
+        )
+    ]
+)  # fmt: skip
+
+# One step on one model: everything that the layers share.
+STEP = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "hidden",  # float32 [num_tokens, hidden_size], in and out
+            "table_rows", "slots", "block_table", "query_start", "context_len",  # as the kernels below take them
+            "num_tokens", "num_seqs", "table_stride",
+            "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
+            "weight_bytes", "kv_bytes", "block_size",  # bytes of an element
+            "normed", "packed", "attended", "middle", "gate_up", "activated",  # scratch, see scratch_sizes
+            "linear_function", "norm_function", "silu_function", "rotary_function", "kv_write_function",
+            "tile_function", "span_function", "merge_function", "num_threads",
+        )
+    ]
+    + [("eps", np.float64)]
+)  # fmt: skip
+
+
+@native
+def _linear(
+    team: int, s: Record, x: int, weight: int, bias: int, residual: int, out: int, columns: int, depth: int
+) -> None:
+    launch_linear(
+        team, s.linear_function, x, weight, bias, residual, out, s.num_tokens, columns, depth, 4 * depth, s.weight_bytes
+    )  # fmt: skip
+
+
+@native
+def _norm(team: int, s: Record, x: int, weight: int, out: int, num_rows: int, weight_rows: int, features: int) -> None:
+    launch_rms_norm(team, s.norm_function, x, weight, out, num_rows, weight_rows, features, s.eps)
+
+
+@native
+def _prepare_heads(team: int, s: Record, qk_norm: int) -> None:
+    """Norm and rotate queries and keys where they lie, in front of each token's values."""
+    rotated = s.num_heads + s.num_kv_heads
+    token_stride = (rotated + s.num_kv_heads) * s.head_dim * 4
+    if qk_norm:
+        for token in range(s.num_tokens):
+            heads = s.packed + token * token_stride
+            _norm(team, s, heads, qk_norm, heads, rotated, rotated, s.head_dim)
+    launch_rotary(
+        team, s.rotary_function, s.packed, s.table_rows, token_stride, s.num_tokens, rotated, s.head_dim
+    )  # fmt: skip
+
+
+@native
+def _write(team: int, s: Record, layer_keys: int, layer_values: int) -> None:
+    args = np.empty(1, KV_WRITE)
+    a = args[0]
+    features = s.num_kv_heads * s.head_dim
+    a.keys = s.packed + s.num_heads * s.head_dim * 4
+    a.values = a.keys + features * 4
+    a.key_stride = a.value_stride = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim * 4
+    a.layer_keys, a.layer_values, a.slots = layer_keys, layer_values, s.slots
+    a.num_tokens, a.num_features, a.num_bytes = s.num_tokens, features, s.kv_bytes
+    a.function = s.kv_write_function
+    launch_kv_write(team, args)
+
+
+@native
+def _attend(team: int, s: Record, layer_keys: int, layer_values: int) -> None:
+    args = np.empty(1, ATTENTION)
+    a = args[0]
+    a.query, a.keys, a.values, a.out = s.packed, layer_keys, layer_values, s.attended
+    a.block_table, a.query_start, a.context_len = s.block_table, s.query_start, s.context_len
+    a.query_stride = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim * 4
+    a.token_stride, a.table_stride = s.num_kv_heads * s.head_dim * s.kv_bytes, s.table_stride
+    a.num_seqs, a.num_heads, a.num_kv_heads = s.num_seqs, s.num_heads, s.num_kv_heads
+    a.head_dim, a.block_size, a.num_bytes = s.head_dim, s.block_size, s.kv_bytes
+    a.tile_function, a.span_function, a.merge_function = s.tile_function, s.span_function, s.merge_function
+    a.num_threads = s.num_threads
+    launch_attention(team, args)
+
+
+@native
+def _layer(team: int, layer: Record, s: Record) -> None:
+    hidden, heads = s.hidden_size, s.num_heads * s.head_dim
+    packed = heads + 2 * s.num_kv_heads * s.head_dim
+    _norm(team, s, s.hidden, layer.input_norm, s.normed, s.num_tokens, 1, hidden)
+    _linear(team, s, s.normed, layer.qkv, layer.qkv_bias, 0, s.packed, packed, hidden)
+    _prepare_heads(team, s, layer.qk_norm)
+    _write(team, s, layer.keys, layer.values)
+    _attend(team, s, layer.keys, layer.values)
+    _linear(team, s, s.attended, layer.output, layer.output_bias, s.hidden, s.middle, hidden, heads)
+    _norm(team, s, s.middle, layer.mlp_norm, s.normed, s.num_tokens, 1, hidden)
+    _linear(team, s, s.normed, layer.gate_up, layer.gate_up_bias, 0, s.gate_up, 2 * s.intermediate_size, hidden)
+    launch_gated_silu(team, s.silu_function, s.gate_up, s.activated, s.num_tokens, s.intermediate_size)
+    _linear(team, s, s.activated, layer.down, layer.down_bias, s.middle, s.hidden, hidden, s.intermediate_size)
+
+
+@native
+def run_layers(team: int, layers: Records, step: Records) -> None:
+    """Run LAYER records in order on one STEP record; every address must stay valid until the call returns."""
+    for index in range(len(layers)):
+        _layer(team, layers[index], step[0])

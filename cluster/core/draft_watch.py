@@ -13,7 +13,7 @@ class Patience:
     question. max_open_s: the same before a session's first answer, while it may still be ingesting a long prompt.
     """
 
-    max_missed_rounds: int = 32
+    max_missed_rounds: int = 64
     max_silence_s: float = 2.0
     max_open_s: float = 10.0
 
@@ -63,6 +63,10 @@ class DraftWatch:
     def answer(self) -> None:
         """The awaited block came in time."""
         self._asked_len = None
+        self.help_late()
+
+    def help_late(self) -> None:
+        """A late block was still of use."""
         self._num_missed = 0
 
     def has_lost_patience(self, now: float) -> bool:

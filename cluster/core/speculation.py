@@ -186,6 +186,7 @@ class SpeculationSession:
         guesses = self._still_valid(block)
         if not guesses:
             return [Dropped(DropCause.OLD_BLOCK)]
+        self._watch.help_late()
         return [Propose(replace(block, committed_len=self.committed_len, token_ids=guesses))]
 
     def on_draft_lost(self, cause: FallbackCause) -> list[Action]:

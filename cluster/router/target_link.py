@@ -25,7 +25,6 @@ from cluster.transport.stream import StreamClosed
 TargetReplicas = ReplicaSet[TargetCommand, TargetEvent]
 
 _HOPELESS = {RefusalReason.TOO_LONG: ErrorKind.CONTEXT_LENGTH, RefusalReason.UNSUPPORTED: ErrorKind.INVALID}
-_TRY_LATER = {RefusalReason.QUEUE_FULL: ErrorKind.OVERLOADED, RefusalReason.DRAINING: ErrorKind.UNAVAILABLE}
 _RETRY_AFTER_S = 1.0
 
 
@@ -34,7 +33,7 @@ class FailoverLimits:
     """How long a request looks for a target replica before it fails.
 
     wait_s: without any replica to run on. max_moves: in a row without a new token. first_commit_s, commit_s: silence
-    after which a replica is taken for hung (a queue may be long, so the first commit gets more time).
+    after which a replica is taken for hung (a queue may be long, so the first commit on each gets more time).
     """
 
     wait_s: float = 60.0
@@ -75,6 +74,7 @@ class TargetLink:
         self._tried: set[str] = set()  # connections that failed the request since it last got a token
         self._num_moves = 0  # in a row, without a new token
         self._has_progressed = False
+        self._has_progressed_here = False
         self._alive_at = 0.0  # when the replica last showed a sign of life, or was given the request
         self._homeless_since: float | None = None
         self._retry_s = limits.first_retry_s
@@ -99,7 +99,7 @@ class TargetLink:
         """A commit brought something new."""
         self._alive_at = self._clock()
         self._num_moves = 0
-        self._has_progressed = True
+        self._has_progressed = self._has_progressed_here = True
         self._tried.clear()
         self._retry_s = self._limits.first_retry_s
 
@@ -113,10 +113,11 @@ class TargetLink:
         self._leave(abort=False)
         if (kind := _HOPELESS.get(refusal.reason)) is not None:
             self._fail(kind, refusal.message)
-        elif self._has_progressed:
+        elif self._has_progressed or refusal.reason is RefusalReason.DRAINING:
             self._resettle(ResumeCause.REFUSED)
         elif not self._place():
-            self._fail(_TRY_LATER.get(refusal.reason, ErrorKind.INTERNAL), refusal.message)
+            full = refusal.reason is RefusalReason.QUEUE_FULL
+            self._fail(ErrorKind.OVERLOADED if full else ErrorKind.INTERNAL, refusal.message)
 
     def finish(self) -> None:
         """The last commit has come: the replica has freed everything already."""
@@ -139,6 +140,7 @@ class TargetLink:
             replica.attach(self._request_id, self._callbacks.on_event, self._on_lost)
             self._replica = replica
             self._alive_at = self._clock()
+            self._has_progressed_here = False
             try:
                 replica.stream.send(self._callbacks.make_submit())
             except StreamClosed:
@@ -202,7 +204,7 @@ class TargetLink:
         self._watchdog = asyncio.get_running_loop().call_later(delay_s, self._check_alive)
 
     def _check_alive(self) -> None:
-        limit_s = self._limits.commit_s if self._has_progressed else self._limits.first_commit_s
+        limit_s = self._limits.commit_s if self._has_progressed_here else self._limits.first_commit_s
         silence_s = self._clock() - self._alive_at
         if self._replica is not None and silence_s >= limit_s:
             self._watch(limit_s)

@@ -301,6 +301,16 @@ async def test_a_draining_target_hands_its_requests_over() -> None:
         await cluster.until(cluster.is_free)
 
 
+async def test_a_request_that_meets_a_draining_target_waits_for_the_next() -> None:
+    async with toy_cluster(1) as cluster:
+        old = cluster.hosts["target-1"]
+        old.pool.engine.stop()
+        deltas = asyncio.create_task(collect(cluster.router, request()))
+        await cluster.until(lambda: bool(cluster.observer.of(RequestResumed)))
+        cluster.add_target()
+        assert tokens_of(await deltas) == right_output(request())
+
+
 async def test_without_a_target_requests_are_soon_unavailable() -> None:
     async with toy_cluster(0, 1, limits=IMPATIENT) as cluster:
         assert not cluster.router.ready()

@@ -138,6 +138,15 @@ def test_a_draft_that_misses_too_many_rounds_is_given_up() -> None:
     assert actions[3] == Emit(commit(7, 8))
 
 
+def test_a_late_block_that_helps_is_no_reason_to_give_up() -> None:
+    speculation = session()
+    speculation.on_commit(commit(3, 8), 0.0)
+    for length in range(4, 30):
+        speculation.on_commit(commit(length, 8), 0.1)
+        assert proposals(speculation.on_block(block(length, 8, 8), 0.1)) == [(length + 1, (8,))]
+    assert speculation.drafter is Drafter.MODEL
+
+
 def test_a_draft_that_is_silent_for_too_long_is_given_up() -> None:
     speculation = session()
     speculation.on_commit(commit(3, 7), 0.0)

@@ -277,6 +277,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             client = self.clients[item.request_id]
             end = item.start + len(item.token_ids) - item.num_draft_tokens
             assert item.token_ids[: end - item.start] == client.committed[item.start : end]
+            assert all(0 <= token_id < VOCAB_SIZE for token_id in item.token_ids)
             assert item.num_draft_tokens <= min(client.submit.max_draft_tokens, 6)
             assert len(client.output) + item.num_draft_tokens < client.submit.sampling.max_tokens
             assert end + item.num_draft_tokens < MAX_MODEL_LEN
@@ -319,6 +320,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (tuple(client.output), commit.finish_reason) == (output, finish_reason)
         elif commit.finish_reason is None:
             assert tuple(client.output) != output
+            num_kept = len(self.kv.block_table(commit.request_id))
+            assert num_kept == self.kv.num_blocks_for(len(client.committed) - 1), "rejected guesses keep no blocks"
         if commit.finish_reason is not None:
             del self.clients[commit.request_id]
 

@@ -1,0 +1,174 @@
+"""K follows measured acceptance and measured costs, reluctantly, and comes back after it was off."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.core.cost_model import ArrivalCost, StepCost
+from cluster.core.draft_length import DraftLengthConfig, DraftLengthController, DraftLengthState
+from cluster.messages import DraftLengthMode
+
+pytestmark = pytest.mark.unit
+
+STEP_S = 0.1
+
+
+def controller(per_guess_s: float = 0.005, overhead_s: float = 0.002, per_row_s: float = 0.0) -> DraftLengthController:
+    """One that has measured a pool with these costs."""
+    made = DraftLengthController(DraftLengthConfig(max_draft_tokens=8))
+    for num_rows in (1, 2, 4, 8, 16, 64, 256):
+        made.observe_step(num_rows, STEP_S + num_rows * per_row_s)
+    pool = DraftLengthState(8)
+    made.observe_arrival(pool, 4, 4 * per_guess_s, overhead_s + 4 * per_guess_s)
+    return made
+
+
+def verify(made: DraftLengthController, state: DraftLengthState, accepted: int, rounds: int = 40) -> None:
+    for _ in range(rounds):
+        made.observe_acceptance(state, 4, accepted)
+
+
+def settle(made: DraftLengthController, accepted: int, num_sequences: int = 1) -> int:
+    state = DraftLengthState(8)
+    verify(made, state, accepted)
+    return made.next_draft_len(state, 1000, num_sequences)
+
+
+@pytest.mark.parametrize(("remaining", "expected"), [(100, 5), (4, 3), (1, 0), (0, 0)])
+def test_a_fixed_length_leaves_room_for_the_targets_own_token(remaining: int, expected: int) -> None:
+    fixed = DraftLengthController(DraftLengthConfig(5, DraftLengthMode.FIXED))
+    assert fixed.next_draft_len(DraftLengthState(8), remaining, 1) == expected
+
+
+def test_a_request_may_ask_for_fewer_guesses_than_the_pool_allows() -> None:
+    fixed = DraftLengthController(DraftLengthConfig(5, DraftLengthMode.FIXED))
+    assert fixed.next_draft_len(DraftLengthState(2), 100, 1) == 2
+    assert fixed.next_draft_len(DraftLengthState(0), 100, 1) == 0
+
+
+def test_before_anything_is_measured_it_asks_and_learns() -> None:
+    assert DraftLengthController(DraftLengthConfig(5)).next_draft_len(DraftLengthState(8), 100, 1) == 5
+
+
+def test_better_guesses_earn_a_wider_window() -> None:
+    lengths = [settle(controller(), accepted) for accepted in (0, 1, 2, 4)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] <= 2
+    assert lengths[-1] == 8
+
+
+def test_useless_guesses_that_cost_something_turn_it_off() -> None:
+    assert settle(controller(per_guess_s=0.02), accepted=0) == 0
+
+
+def test_a_draft_as_slow_as_the_target_turns_it_off() -> None:
+    assert settle(controller(per_guess_s=STEP_S), accepted=3) == 0
+
+
+def test_a_loaded_pool_whose_rows_cost_time_asks_for_fewer_guesses() -> None:
+    lengths = [settle(controller(per_row_s=0.002), 3, num_sequences) for num_sequences in (1, 8, 64)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1]
+
+
+def test_a_small_gain_does_not_change_the_length() -> None:
+    made = controller()
+    state = DraftLengthState(8)
+    verify(made, state, 2)
+    first = made.next_draft_len(state, 1000, 1)
+    made.observe_acceptance(state, 4, 3)
+    assert made.next_draft_len(state, 1000, 1) == first
+
+
+def test_while_off_it_probes_ever_more_rarely() -> None:
+    made = controller(per_guess_s=STEP_S)
+    state = DraftLengthState(8)
+    verify(made, state, 2)
+    lengths = [made.next_draft_len(state, remaining, 1) for remaining in range(2000, 0, -1)]
+    probes = [index for index, length in enumerate(lengths) if length > 0]
+    gaps = [after - before for before, after in zip([0, *probes], probes, strict=False)]
+    assert gaps == [64, 128, 256, 512, 512, 512]
+
+
+def test_it_comes_back_when_a_probe_finds_a_better_draft() -> None:
+    made = controller(per_guess_s=0.02)
+    state = DraftLengthState(8)
+    verify(made, state, 0)
+    assert made.next_draft_len(state, 1000, 1) == 0
+    assert made.next_draft_len(state, 1000 - 64, 1) > 0
+    verify(made, state, 4, rounds=5)
+    assert made.next_draft_len(state, 900, 1) > 0
+    assert made.next_draft_len(state, 899, 1) > 0
+
+
+def test_a_new_request_starts_from_what_the_pool_has_seen() -> None:
+    made = controller()
+    verify(made, DraftLengthState(8), 0, rounds=200)
+    low = made.acceptance_rate(DraftLengthState(8))
+    verify(made, DraftLengthState(8), 4, rounds=1000)
+    assert low < 0.2 < 0.9 < made.acceptance_rate(DraftLengthState(8))
+
+
+def test_the_acceptance_rate_does_not_depend_on_the_window() -> None:
+    """At 3 accepted for each rejection: in windows of 1, 3 of 4 verifications accept; in windows of 4, 3 at a time."""
+    narrow, wide = controller(), controller()
+    narrow_state, wide_state = DraftLengthState(8), DraftLengthState(8)
+    for _ in range(300):
+        for accepted in (1, 1, 0, 1):
+            narrow.observe_acceptance(narrow_state, 1, accepted)
+        wide.observe_acceptance(wide_state, 4, 3)
+    assert narrow.acceptance_rate(narrow_state) == pytest.approx(0.75, abs=0.05)
+    assert wide.acceptance_rate(wide_state) == pytest.approx(0.75, abs=0.05)
+
+
+def test_expected_tokens_count_the_targets_own() -> None:
+    made = controller()
+    state = DraftLengthState(8)
+    verify(made, state, 4, rounds=2000)
+    assert made.expected_tokens(state, 4) == pytest.approx(5, abs=0.1)
+    assert made.expected_tokens(state, 0) == 1
+
+
+def test_a_requests_own_arrivals_count_before_the_pools() -> None:
+    made = controller(per_guess_s=0.01, overhead_s=0.0)
+    state = DraftLengthState(8)
+    assert made.arrival_s(state, 3) == pytest.approx(0.03)
+    made.observe_arrival(state, 4, 0.0, 0.001)
+    assert made.arrival_s(state, 3) == pytest.approx(0.001)
+
+
+# --- costs -----------------------------------------------------------------------------------------------------------
+
+
+def test_step_costs_are_interpolated_between_sizes_and_extrapolated_past_them() -> None:
+    cost = StepCost()
+    assert cost.predict(1) is None
+    cost.observe(4, 0.014)
+    assert cost.predict(9) == pytest.approx(0.014)
+    cost.observe(16, 0.026)
+    assert [cost.predict(rows) for rows in (1, 4, 10, 16, 20)] == pytest.approx([0.011, 0.014, 0.02, 0.026, 0.03])
+
+
+def test_a_fixed_cost_is_never_negative_and_more_rows_never_cheaper() -> None:
+    cost = StepCost()
+    cost.observe(4, 0.004)
+    cost.observe(16, 0.040)
+    assert cost.predict(1) == pytest.approx(0.001)
+    cost = StepCost()
+    cost.observe(4, 0.04)
+    cost.observe(16, 0.02)
+    assert cost.predict(64) == pytest.approx(0.02)
+
+
+def test_a_cold_start_is_forgotten_at_once() -> None:
+    cost = StepCost()
+    cost.observe(1, 5.0)
+    cost.observe(1, 0.02)
+    assert cost.predict(1) == pytest.approx(0.02)
+
+
+def test_an_arrival_is_a_fixed_part_and_a_part_per_guess() -> None:
+    cost = ArrivalCost()
+    assert cost.predict(2) is None
+    cost.observe(4, draft_time_s=0.04, seconds=0.05)
+    assert cost.predict(2) == pytest.approx(0.03)

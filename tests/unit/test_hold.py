@@ -1,0 +1,178 @@
+"""A sequence whose block is on its way may sit out a step: when, how long, and what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.core.block_pool import BlockPool
+from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
+from cluster.core.kv_cache import KVCacheManager
+from cluster.core.scheduler import Scheduler, SchedulerConfig
+from cluster.core.step import SchedulerOutput
+from cluster.messages import Commit, DraftBlock, DraftLengthMode, HoldMode, Submit
+from tests.fakes import ToyModel, ToyRunner, sampling
+
+pytestmark = pytest.mark.unit
+
+MODEL = ToyModel()
+PROMPT = (2, 7, 1)
+MAX_HOLD_S = 0.5
+STEP_S = 0.1
+
+
+class Target:
+    """One request on a scheduler, and its drafter."""
+
+    def __init__(self, hold: HoldMode) -> None:
+        config = SchedulerConfig(8, 64, 512, 8, vocab_size=50, hold=hold, max_hold_s=MAX_HOLD_S)
+        controller = DraftLengthController(DraftLengthConfig(4, DraftLengthMode.FIXED))
+        self.scheduler = Scheduler(config, KVCacheManager(BlockPool(200), 16), controller)
+        self.runner = ToyRunner(16, MODEL)
+        self.request = Submit("a", PROMPT, sampling(400), max_draft_tokens=4)
+        self.tokens = PROMPT
+        self.now = 0.0
+        assert self.scheduler.submit(self.request, 0.0) is None
+        self.step()
+
+    def schedule(self, after_s: float = 0.0) -> SchedulerOutput:
+        self.now += after_s
+        return self.scheduler.schedule(self.now)
+
+    def step(self, output: SchedulerOutput | None = None) -> Commit:
+        """Run the step; the commit of the one request."""
+        output = output or self.schedule()
+        result = self.runner.execute(output)
+        self.now += STEP_S
+        commits = self.scheduler.apply(output.scheduled, result, self.now, STEP_S)
+        (commit,) = [commit for commit in commits if commit.request_id == "a"]
+        self.tokens += commit.token_ids
+        return commit
+
+    def propose(self, num_right: int = 4, after_s: float = 0.0) -> None:
+        self.now += after_s
+        guesses = MODEL.continuation(self.tokens, self.request.sampling, num_right)
+        self.scheduler.propose(DraftBlock("a", len(self.tokens), guesses, draft_time_s=after_s / 2), self.now)
+
+    def round(self, arrival_s: float) -> Commit:
+        """Wait for a block that takes so long, then verify it."""
+        self.schedule()
+        self.propose(after_s=arrival_s)
+        return self.step()
+
+    @property
+    def holds(self) -> dict[str, int]:
+        return {outcome: number for outcome, number in self.scheduler.stats().holds.items() if number}
+
+
+def test_never_means_never() -> None:
+    target = Target(HoldMode.NEVER)
+    assert target.schedule().scheduled
+    assert target.holds == {}
+
+
+def test_with_a_deadline_a_sequence_is_held_until_its_block_comes() -> None:
+    target = Target(HoldMode.DEADLINE)
+    asked_at = target.now
+    assert target.schedule(0.2) == SchedulerOutput(wake_at=asked_at + MAX_HOLD_S)
+    target.propose(after_s=0.1)
+    commit = target.step()
+    assert commit.num_accepted_tokens == 4
+    assert commit.timings.held_s == pytest.approx(0.1)
+    assert target.holds == {"arrived": 1}
+
+
+def test_with_a_deadline_a_sequence_is_held_no_longer_than_that_after_its_commit() -> None:
+    target = Target(HoldMode.DEADLINE)
+    assert not target.schedule(0.2).scheduled
+    assert target.schedule(MAX_HOLD_S).scheduled
+    assert target.holds == {"expired": 1}
+
+
+def test_a_deadline_that_has_passed_before_the_first_look_is_no_hold() -> None:
+    target = Target(HoldMode.DEADLINE)
+    assert target.schedule(MAX_HOLD_S).scheduled
+    assert target.holds == {"not_worth": 1}
+
+
+def test_word_that_no_guess_will_come_ends_the_hold() -> None:
+    target = Target(HoldMode.DEADLINE)
+    target.schedule()
+    target.propose(num_right=0, after_s=0.1)
+    assert target.step().num_draft_tokens == 0
+    assert target.holds == {"declined": 1}
+
+
+def test_word_that_no_guess_will_come_prevents_a_hold_that_has_not_begun() -> None:
+    target = Target(HoldMode.DEADLINE)
+    target.propose(num_right=0)
+    assert target.schedule().scheduled
+    assert target.holds == {}
+
+
+def test_word_about_an_earlier_commit_does_not_end_the_hold() -> None:
+    target = Target(HoldMode.DEADLINE)
+    target.schedule()
+    target.scheduler.propose(DraftBlock("a", len(target.tokens) - 1, ()), target.now)
+    assert not target.schedule().scheduled
+
+
+def test_a_held_sequence_does_not_block_others() -> None:
+    target = Target(HoldMode.DEADLINE)
+    target.schedule()
+    assert target.scheduler.submit(replace(target.request, request_id="b", max_draft_tokens=0), target.now) is None
+    output = target.schedule()
+    assert [item.request_id for item in output.scheduled] == ["b"]
+    assert output.wake_at is not None
+
+
+def test_a_deadline_of_any_request_ends_the_sleep() -> None:
+    target = Target(HoldMode.DEADLINE)
+    now = target.now
+    waiting = replace(target.request, request_id="b", deadline_s=0.1)
+    assert target.scheduler.submit(waiting, now) is None
+    assert target.schedule().wake_at == pytest.approx(now + 0.1)
+
+
+def test_a_quick_draft_is_worth_a_hold() -> None:
+    target = Target(HoldMode.BREAK_EVEN)
+    for _ in range(6):
+        assert target.round(arrival_s=0.01).num_accepted_tokens == 4
+    output = target.schedule()
+    assert not output.scheduled
+    assert output.wake_at is not None
+    assert target.now < output.wake_at < target.now + STEP_S
+    assert target.holds == {"arrived": 6}
+
+
+def test_a_draft_slower_than_the_break_even_is_not_worth_a_hold() -> None:
+    target = Target(HoldMode.BREAK_EVEN)
+    target.round(arrival_s=0.02)
+    for _ in range(3):
+        target.propose(after_s=0.099)
+        target.step()
+    assert target.schedule().scheduled
+    assert target.holds["not_worth"] == 1
+
+
+def test_a_hold_ends_when_it_has_cost_what_it_was_worth() -> None:
+    target = Target(HoldMode.BREAK_EVEN)
+    target.round(arrival_s=0.01)
+    output = target.schedule()
+    assert output.wake_at is not None
+    target.now = output.wake_at
+    assert target.schedule().scheduled
+    assert target.holds == {"arrived": 1, "expired": 1}
+
+
+def test_after_a_vain_hold_the_next_one_waits_until_the_drafter_has_shown_itself() -> None:
+    target = Target(HoldMode.BREAK_EVEN)
+    target.round(arrival_s=0.01)
+    target.schedule()
+    target.step(target.schedule(STEP_S))
+    assert target.step().num_draft_tokens == 0
+    assert target.holds == {"arrived": 1, "expired": 1, "not_worth": 1}
+    target.propose(after_s=0.001)
+    target.step()
+    assert not target.schedule().scheduled

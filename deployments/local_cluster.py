@@ -35,6 +35,7 @@ def _connect() -> None:
     # Ray turns token authentication on for a bare local start; a demo on loopback needs none.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     ray.init(
+        address="local",
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,

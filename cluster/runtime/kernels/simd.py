@@ -82,10 +82,16 @@ def _widen(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
     return builder.bitcast(builder.shl(builder.zext(halves, V16I32), splat_int(16)), V16F32)
 
 
+def stack_slot(builder: ir.IRBuilder, held: ir.Type) -> ir.Value:
+    """Room for one value in the function's frame; not cleared, unlike what numba's own helper gives."""
+    with builder.goto_entry_block():
+        return builder.alloca(held)
+
+
 def _load_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value, vector: ir.Type) -> ir.Value:
     """The first `count` <= 16 elements, zeros after them; touches no memory past them."""
     element = vector.element
-    buffer = cgutils.alloca_once(builder, vector)
+    buffer = stack_slot(builder, vector)
     with builder.if_else(builder.icmp_signed("<", count, ir.Constant(I64, LANES))) as (some, all_lanes):
         with some:
             builder.store(ir.Constant(vector, [ir.Constant(element, 0)] * LANES), buffer)

@@ -25,6 +25,7 @@ from cluster.runtime.kernels.simd import (
     F32,
     I64,
     LANES,
+    V16F32,
     emit_broadcast,
     emit_fma,
     emit_load,
@@ -36,6 +37,7 @@ from cluster.runtime.kernels.simd import (
     emit_sum4,
     pointer,
     splat,
+    stack_slot,
 )
 
 DOT_ROWS = 6  # most rows of a dot tile: 6 x 4 accumulators + 4 weights + 1 activation of 32 registers
@@ -74,9 +76,7 @@ class _DotTile:
     def __init__(self, builder: ir.IRBuilder, num_rows: int, stored: Format) -> None:
         self._builder = builder
         self._stored = stored
-        self._sums = [
-            [cgutils.alloca_once(builder, splat(0.0).type) for _ in range(DOT_COLUMNS)] for _ in range(num_rows)
-        ]
+        self._sums = [[stack_slot(builder, V16F32) for _ in range(DOT_COLUMNS)] for _ in range(num_rows)]
 
     def emit(self, x: ir.Value, x_stride: ir.Value, columns: Sequence[ir.Value], depth: ir.Value) -> list[ir.Value]:
         """x: address of row 0; x_stride: bytes between rows; columns: addresses of w_j; returns one <4> per row."""
@@ -113,9 +113,7 @@ class _SumTile:
     def __init__(self, builder: ir.IRBuilder, num_rows: int, num_vectors: int, stored: Format) -> None:
         self._builder = builder
         self._stored = stored
-        self._sums = [
-            [cgutils.alloca_once(builder, splat(0.0).type) for _ in range(num_vectors)] for _ in range(num_rows)
-        ]
+        self._sums = [[stack_slot(builder, V16F32) for _ in range(num_vectors)] for _ in range(num_rows)]
 
     def emit(
         self, weights: _Rows, offsets: ir.Value, values: ir.Value, num_keys: ir.Value, out: _Rows, width: ir.Value

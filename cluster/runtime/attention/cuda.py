@@ -18,6 +18,7 @@ _CAUSAL = (-1, 0)  # any number of keys to the left, none to the right; the last
 class CudaAttention:
     """Reads bf16 or fp16 keys and values in place through the block table.
 
+    FlashAttention 2 wants block sizes that are multiples of 256; version 3 (Hopper) takes any.
     FlashAttention knows no float32: float32 caches go through the torch reference, which is slow and exact.
     batch_invariant: never split the keys of one sequence over thread blocks, so that a row's bits do not depend on
     what else is in the batch; costs speed when there are few rows with long contexts.

@@ -22,7 +22,7 @@ class _Session:
 class DraftOwners:
     """Owns which connection opened each draft session, from its Open to its Close or refusal.
 
-    Epochs tell the sessions of one request apart: a newer Open takes over, whoever sends it; an older one is stale.
+    Epochs tell the sessions of one request apart: a newer Open takes over, whoever sends it; any other is stale.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class DraftOwners:
     def admit(self, connection: _Connection, command: DraftCommand, /) -> Sequence[DraftCommand]:
         session = self._sessions.get(command.request_id)
         if isinstance(command, Open):
-            if session is not None and command.epoch < session.epoch:
+            if session is not None and command.epoch <= session.epoch:
                 return ()
             self._sessions[command.request_id] = _Session(connection, command.epoch)
             return (command,)

@@ -223,3 +223,10 @@ async def test_an_unbound_hub_says_so() -> None:
     hub.attach(inbox)
     with pytest.raises(RuntimeError, match="bound to an engine"):
         hub.receive(inbox, TARGET_PROTOCOL.decode_commands(TARGET_PROTOCOL.encode_command(submit("a"))))
+
+
+def test_a_repeated_open_is_dropped() -> None:
+    owners, mine = DraftOwners(), Inbox()
+    assert owners.admit(mine, opened("a", 1)) == (opened("a", 1),)
+    assert owners.admit(mine, opened("a", 1)) == ()
+    assert owners.admit(mine, opened("a", 2)) == (opened("a", 2),)

@@ -8,6 +8,7 @@ environment that a process starts in often says something else (Ray sets OMP_NUM
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, MutableMapping
 from functools import cache
 from types import MappingProxyType
@@ -33,14 +34,36 @@ def set_openmp_environment(environment: MutableMapping[str, str] | None = None) 
         target.setdefault(name, value)
 
 
+class _ProcessTeams:
+    """Owns the process's kernel teams: the last is in use, earlier ones are closed.
+
+    Closed ones are kept, since a launch in another thread may still be reading their few hundred bytes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._teams = [KernelTeam(default_num_threads())]
+
+    @property
+    def current(self) -> KernelTeam:
+        return self._teams[-1]
+
+    def resize(self, num_threads: int) -> None:
+        with self._lock:
+            previous = self.current
+            if previous.num_threads != num_threads:
+                self._teams.append(KernelTeam(num_threads))
+                previous.close()
+
+
 @cache
-def _shared_teams() -> list[KernelTeam]:
-    return [KernelTeam(default_num_threads())]
+def _process_teams() -> _ProcessTeams:
+    return _ProcessTeams()
 
 
 def kernel_team() -> KernelTeam:
     """The process's team of kernel threads; all cores unless set_num_threads said otherwise."""
-    return _shared_teams()[0]
+    return _process_teams().current
 
 
 def set_num_threads(num_threads: int | None) -> None:
@@ -48,8 +71,5 @@ def set_num_threads(num_threads: int | None) -> None:
     import torch  # late, so that set_openmp_environment can come first
 
     count = default_num_threads() if num_threads is None else num_threads
-    teams = _shared_teams()
-    if teams[0].num_threads != count:
-        previous, teams[0] = teams[0], KernelTeam(count)
-        previous.close()
+    _process_teams().resize(count)
     torch.set_num_threads(count)

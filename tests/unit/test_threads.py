@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from cluster.runtime.cpu_kernels import PackedLinear
 from cluster.runtime.threads import (
     OPENMP_ENVIRONMENT,
     default_num_threads,
@@ -54,3 +56,15 @@ def test_the_openmp_environment_fills_gaps_only() -> None:
     environment = {"OMP_WAIT_POLICY": "active"}
     set_openmp_environment(environment)
     assert environment == {**OPENMP_ENVIRONMENT, "OMP_WAIT_POLICY": "active"}
+
+
+def test_kernels_launched_while_the_team_is_resized_stay_right() -> None:
+    rows, packed = torch.ones(3, 64), PackedLinear.pack(torch.ones(256, 64))
+    products: list[torch.Tensor] = []
+    caller = threading.Thread(target=lambda: products.extend(packed(rows) for _ in range(500)))
+    caller.start()
+    for num_threads in (1, 2, 3, 4) * 5:
+        set_num_threads(num_threads)
+    caller.join()
+    assert len(products) == 500
+    assert all(bool((product == 64).all()) for product in products)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import sys
 import threading
@@ -27,6 +28,13 @@ errors = Console(stderr=True)
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Configuration file; default: the demo.")]
 UrlOption = Annotated[str, typer.Option("--url", help="Base URL of a running Paceline.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+@app.callback()
+def main() -> None:
+    """Serve large language models with disaggregated speculative decoding."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("cluster").setLevel(logging.INFO)
 
 
 @app.command()
@@ -162,11 +170,13 @@ def _fetch_models(config: ClusterConfig) -> None:
 
 
 def _resolve(name: str) -> Path:
+    from cluster.runtime.fetch_progress import show_progress
+    from cluster.runtime.model_spec import ModelError
     from cluster.runtime.model_store import resolve_model
-    from cluster.runtime.weights import ModelError
 
     try:
-        return resolve_model(name)
+        with show_progress(errors) as progress:
+            return resolve_model(name, progress)
     except ModelError as error:
         _die(str(error))
 

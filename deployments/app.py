@@ -8,6 +8,7 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.config import ClusterConfig, ModelConfig, PoolConfig
+from cluster.runtime.threads import OPENMP_ENVIRONMENT
 from deployments.draft import DraftReplica
 from deployments.router import RouterReplica
 from deployments.target import TargetReplica
@@ -54,5 +55,7 @@ def _draft_pool(model: ModelConfig, draft: PoolConfig, config: ClusterConfig) ->
 
 
 def _pool_options(pool: PoolConfig) -> dict[str, Any]:
-    actor = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
+    # Before torch is loaded: idle OpenMP threads must not spin on cores that another pool's process needs.
+    environment = {"env_vars": dict(OPENMP_ENVIRONMENT)}
+    actor = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus, "runtime_env": environment}
     return {"num_replicas": pool.replicas, "max_ongoing_requests": 100, "ray_actor_options": actor, **_HEALTH}

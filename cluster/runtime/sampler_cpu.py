@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from cluster.core.sampling import RowFault
 from cluster.messages import TokenLogprobs
+from cluster.runtime.kernels.sampling_filters import FAULT_EMPTY, FAULT_INFINITE, FAULT_NAN
+from cluster.runtime.kernels.sampling_rows import Parameters, most_likely, sample_rows
 from cluster.runtime.sampler import SamplerOutput, check_shapes
 from cluster.runtime.sampling_batch import SamplingBatch
-from cluster.runtime.sampling_filters import FAULT_EMPTY, FAULT_INFINITE, FAULT_NAN
-from cluster.runtime.sampling_kernel import Parameters, most_likely, sample_rows
 
 _FAULTS = {FAULT_NAN: RowFault.NAN, FAULT_INFINITE: RowFault.INFINITE, FAULT_EMPTY: RowFault.EMPTY}
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from cluster.core import keyed_noise
-from cluster.runtime import sampler_torch, sampling_math
+from cluster.runtime import sampler_torch
+from cluster.runtime.kernels import sampling_math
 
 pytestmark = pytest.mark.unit
 

@@ -24,9 +24,10 @@ def _cache_directory() -> Path:
     """A folder of this version of the kernels only.
 
     numba notices a change in the file of the cached function, not in the files that it calls into; a folder named
-    by all of the sources cannot mix versions.
+    by all of the sources cannot mix versions. The sampler's constants come from the core.
     """
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    kernels, core = Path(__file__).parent, Path(__file__).parents[2] / "core"
+    sources = [*sorted(kernels.rglob("*.py")), core / "keyed_noise.py", core / "sampling.py"]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     chosen = numba.config.CACHE_DIR or os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline"
     return Path(chosen) / "kernels" / digest

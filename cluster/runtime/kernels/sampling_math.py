@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from cluster.core import keyed_noise
 from cluster.core.sampling import WEIGHT_SCALE
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-def compiled(function: FunctionT) -> FunctionT:
-    """Compile to machine code on the first call; the code is kept on disk.
-
-    The copy on disk is renewed when the function's own file changes, not when a file that it calls into does.
-    """
-    return cast(FunctionT, njit(nogil=True, cache=True)(function))
-
+from cluster.runtime.kernels.compiling import native
 
 MAX_GUMBEL = keyed_noise.MAX_GUMBEL
 INFINITY_BITS = 0x7F800000
@@ -84,7 +73,7 @@ def _float64_of(typing_context: Any, bits: Any) -> Any:
     return types.float64(types.int64), generate
 
 
-@compiled
+@native
 def output(seed: np.uint64, index: np.uint64) -> np.uint64:
     """keyed_noise.output."""
     value = seed + (index + np.uint64(1)) * _GAMMA
@@ -93,44 +82,44 @@ def output(seed: np.uint64, index: np.uint64) -> np.uint64:
     return value ^ (value >> np.uint64(31))
 
 
-@compiled
+@native
 def gumbel_of(bits: np.uint64) -> float:
     """keyed_noise.gumbel_of."""
     return -math.log(-math.log((np.float64(bits >> _NOISE_SHIFT) + 0.5) * _NOISE_UNIT))
 
 
-@compiled
+@native
 def noise_bound(bits: np.uint64) -> np.float32:
     """At least the noise minus BOUND_OFFSET."""
     flipped = np.float32(np.int32(~bits >> _BOUND_SHIFT))
     return -np.float32(_float32_bits(flipped)) * _BOUND_SLOPE
 
 
-@compiled
+@native
 def _flip_negative(bits: np.int32) -> np.int32:
     return np.int32(bits ^ np.int32((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
-@compiled
+@native
 def ordered(value: np.float32) -> np.int32:
     """An integer that orders as the float does; both zeros give the same one."""
     return _flip_negative(_float32_bits(value + np.float32(0)))  # -0.0 + 0.0 is +0.0
 
 
-@compiled
+@native
 def float_of(integer: np.int32) -> np.float32:
     """The float that `ordered` turned into this integer."""
     value: np.float32 = _float32_of(_flip_negative(integer))
     return value
 
 
-@compiled
+@native
 def magnitude_bits(value: np.float32) -> np.int32:
     """The bits of abs(value): above INFINITY_BITS for a NaN, equal to it for an infinity."""
     return np.int32(_float32_bits(value) & np.int32(0x7FFFFFFF))
 
 
-@compiled
+@native
 def weight_of(x: float) -> int:
     """round(e**x * WEIGHT_SCALE) for x ≤ 0, within 1e-15 of e**x before rounding."""
     shifted = x * _LOG2_E + _ROUNDER

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cluster.runtime.sampling_math import (
+from cluster.runtime.kernels.compiling import native
+from cluster.runtime.kernels.sampling_math import (
     INFINITY_BITS,
     LOWEST_X,
-    compiled,
     float_of,
     magnitude_bits,
     ordered,
@@ -68,7 +68,7 @@ class Scratch(NamedTuple):
     bins: Array  # int64 [256]
 
 
-@compiled
+@native
 def make_scratch(vocab_size: int) -> Scratch:
     return Scratch(
         np.empty((vocab_size + BLOCK - 1) // BLOCK, np.float32),
@@ -81,7 +81,7 @@ def make_scratch(vocab_size: int) -> Scratch:
 # --- passes over a row -----------------------------------------------------------------------------------------------
 
 
-@compiled
+@native
 def _scan_block(logits: Array, start: int, stop: int) -> tuple[np.int32, np.int32]:
     """The largest of a block's logits, as an ordered integer, and of their magnitudes, as bits."""
     largest, widest = np.int32(-(2**31)), np.int32(0)
@@ -91,7 +91,7 @@ def _scan_block(logits: Array, start: int, stop: int) -> tuple[np.int32, np.int3
     return largest, widest
 
 
-@compiled
+@native
 def scan(logits: Array, block_max: Array) -> tuple[int, float]:
     """Fill block_max; return a fault code and the largest logit."""
     largest, widest = np.int32(-(2**31)), np.int32(0)
@@ -107,19 +107,19 @@ def scan(logits: Array, block_max: Array) -> tuple[int, float]:
     return (FAULT_EMPTY if top == -_INF else FAULT_NONE), top
 
 
-@compiled
+@native
 def x_of(row: Row, logit: np.float32) -> float:
     return float((np.float64(logit) - row.top) * row.scale)
 
 
-@compiled
+@native
 def is_kept(row: Row, cut: Cut, column: int) -> bool:
     logit = row.logits[column]
     ranked = (logit > cut.logit) | ((logit == cut.logit) & (row.ids[column] <= cut.token_id))
     return bool(ranked & (x_of(row, logit) >= cut.floor))
 
 
-@compiled
+@native
 def _mass_of_block(row: Row, cut: Cut, start: int, stop: int) -> int:
     mass = 0
     for i in range(start, stop):
@@ -128,7 +128,7 @@ def _mass_of_block(row: Row, cut: Cut, start: int, stop: int) -> int:
     return mass
 
 
-@compiled
+@native
 def mass_of(row: Row, cut: Cut) -> int:
     """The total weight of the kept tokens."""
     mass = 0
@@ -138,12 +138,12 @@ def mass_of(row: Row, cut: Cut) -> int:
     return mass
 
 
-@compiled
+@native
 def block_may_hold(row: Row, cut: Cut, block: int, floor: float) -> bool:
     return bool(row.block_max[block] >= cut.logit) and x_of(row, row.block_max[block]) >= floor
 
 
-@compiled
+@native
 def gather(row: Row, cut: Cut, columns: Array) -> int:
     """Write the kept tokens' columns, ascending; return how many."""
     count = 0
@@ -158,12 +158,12 @@ def gather(row: Row, cut: Cut, columns: Array) -> int:
 # --- filters ---------------------------------------------------------------------------------------------------------
 
 
-@compiled
+@native
 def _digit(logit: np.float32, shift: int) -> int:
     return int(((np.int64(ordered(logit)) + 2**31) >> shift) & 255)
 
 
-@compiled
+@native
 def _last_needed(logits: Array, columns: Array, weights: Array, bins: Array, needed: float) -> tuple[int, int]:
     """Rank columns by logit, most likely first, and take from the front until their weights reach `needed`.
 
@@ -190,7 +190,7 @@ def _last_needed(logits: Array, columns: Array, weights: Array, bins: Array, nee
     return count, kept + (reached + kept * weights[0] < needed)
 
 
-@compiled
+@native
 def _cut_after(row: Row, cut: Cut, scratch: Scratch, count: int, needed: float) -> Cut:
     """Cut where the weights of the first `count` candidates in scratch reach `needed`."""
     columns = scratch.columns[:count]
@@ -202,7 +202,7 @@ def _cut_after(row: Row, cut: Cut, scratch: Scratch, count: int, needed: float) 
     return Cut(np.float64(row.logits[columns[0]]), ids[kept - 1], cut.floor)
 
 
-@compiled
+@native
 def _top_k_bound(row: Row, scratch: Scratch, k: int) -> float:
     """A logit that at least k tokens reach: the k-th largest block has it as its largest."""
     blocks = len(row.block_max)
@@ -215,7 +215,7 @@ def _top_k_bound(row: Row, scratch: Scratch, k: int) -> float:
     return np.float64(row.block_max[scratch.columns[0]])
 
 
-@compiled
+@native
 def cut_top_k(row: Row, cut: Cut, scratch: Scratch, k: int) -> Cut:
     """Keep the k first of what `cut` keeps; `cut` itself holds no more than min_p's floor."""
     bound = _top_k_bound(row, scratch, k)
@@ -227,7 +227,7 @@ def cut_top_k(row: Row, cut: Cut, scratch: Scratch, k: int) -> Cut:
     return _cut_after(row, cut, scratch, count, float(k))
 
 
-@compiled
+@native
 def _gather_weights(row: Row, scratch: Scratch, count: int) -> int:
     mass = 0
     for i in range(count):
@@ -237,7 +237,7 @@ def _gather_weights(row: Row, scratch: Scratch, count: int) -> int:
     return mass
 
 
-@compiled
+@native
 def cut_top_p(row: Row, cut: Cut, scratch: Scratch, top_p: float) -> Cut:
     """Keep the shortest leading part of what `cut` keeps whose weight reaches top_p of the whole."""
     needed = max(top_p * mass_of(row, cut), 0.5)  # above 0, and below any weight that counts

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cluster.core.sampling import GREEDY_BELOW, WEIGHT_SCALE
-from cluster.runtime.sampling_filters import (
+from cluster.runtime.kernels.compiling import native
+from cluster.runtime.kernels.sampling_filters import (
     BLOCK,
     FAULT_NONE,
     Array,
@@ -31,7 +32,7 @@ from cluster.runtime.sampling_filters import (
     scan,
     x_of,
 )
-from cluster.runtime.sampling_math import BOUND_OFFSET, MAX_GUMBEL, compiled, gumbel_of, noise_bound, output
+from cluster.runtime.kernels.sampling_math import BOUND_OFFSET, MAX_GUMBEL, gumbel_of, noise_bound, output
 
 _INF = math.inf
 
@@ -47,7 +48,7 @@ class Parameters(NamedTuple):
     position: Array  # int64
 
 
-@compiled
+@native
 def _may_win(row: Row, start: int, stop: int, best: np.float32) -> int:
     """Whether any token of a block can reach the score `best`, given minus BOUND_OFFSET."""
     top, scale, found = np.float32(row.top), np.float32(row.scale), 0
@@ -57,7 +58,7 @@ def _may_win(row: Row, start: int, stop: int, best: np.float32) -> int:
     return found
 
 
-@compiled
+@native
 def _race_block(row: Row, cut: Cut, block: int, best: float, winner: int) -> tuple[float, int]:
     """The better of (best, winner) and the block's own best kept token."""
     start, stop = block * BLOCK, min((block + 1) * BLOCK, len(row.logits))
@@ -73,7 +74,7 @@ def _race_block(row: Row, cut: Cut, block: int, best: float, winner: int) -> tup
     return best, winner
 
 
-@compiled
+@native
 def _race(row: Row, cut: Cut) -> int:
     """The column of the kept token with the largest x + noise."""
     best, winner = _race_block(row, cut, int(np.argmax(row.block_max)), -_INF, 0)  # a good start spares exact scores
@@ -83,7 +84,7 @@ def _race(row: Row, cut: Cut) -> int:
     return winner
 
 
-@compiled
+@native
 def _greedy(row: Row) -> int:
     """The column of the largest logit, lowest token id first."""
     winner = -1
@@ -95,7 +96,7 @@ def _greedy(row: Row) -> int:
     return winner
 
 
-@compiled
+@native
 def _draw(row: Row, scratch: Scratch, params: Parameters, r: int) -> int:
     min_p, top_k, top_p = params.min_p[r], params.top_k[r], params.top_p[r]
     cut = Cut(-_INF, -1, math.log(min_p) if min_p > 0 else -_INF)
@@ -106,7 +107,7 @@ def _draw(row: Row, scratch: Scratch, params: Parameters, r: int) -> int:
     return _race(row, cut)
 
 
-@compiled
+@native
 def sample_rows(logits: Array, ids: Array, params: Parameters, columns: Array, faults: Array) -> None:
     """Write each row's sampled column, or a fault code.
 
@@ -124,7 +125,7 @@ def sample_rows(logits: Array, ids: Array, params: Parameters, columns: Array, f
         columns[r] = _greedy(row) if is_greedy else _draw(row, scratch, params, r)
 
 
-@compiled
+@native
 def most_likely(logits: Array, ids: Array, num_top: int) -> tuple[float, float, Array]:
     """The largest logit, ln of the sum of e**(logit - largest), and the columns of the num_top largest, ascending.
 

@@ -1,12 +1,27 @@
-"""Whether to keep a sequence out of a step because its draft block is on its way."""
+"""Whether to keep sequences out of a step because their draft blocks are on their way.
+
+Sitting out a step that runs anyway never pays: a block for n tokens that finds n + 1 committed still has its tail
+with the chance that its head had to be accepted, so joining the step loses nothing. What can pay is to start the step
+later, with more blocks. So BREAK_EVEN holds the whole step or nobody.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 from cluster.core.draft_length import DraftLengthController
 from cluster.core.sequence import BlockWait, HoldOutcome, Sequence
 from cluster.messages import HoldMode
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Who sits out a step, and when that has to end even if nothing comes (None: nobody is held)."""
+
+    sequences: frozenset[Sequence] = frozenset()
+    wake_at: float | None = None
 
 
 class HoldPolicy:
@@ -17,56 +32,82 @@ class HoldPolicy:
         self._mode = mode
         self._max_hold_s = max_hold_s
         self._draft_length = draft_length
+        self._idle_since: float | None = None  # when the step that is due now could have started
 
-    def until(self, sequence: Sequence, num_running: int, now: float) -> float | None:
-        """When the sequence must run even without its block; None: run it now.
-
-        Decided once per wait, so that a hold never lasts longer than it was worth when it began.
-        """
-        wait = sequence.wait
-        if wait is None or wait.outcome is not None or self._mode is HoldMode.NEVER or sequence.guesses():
-            return None
-        if wait.hold_until is None:
-            wait.hold_until = self._decide(sequence, wait, num_running, now)
-            if wait.hold_until <= now:
-                self._close(wait, HoldOutcome.NOT_WORTH)
-                return None
-            wait.held_since = now
-        if now < wait.hold_until:
-            return wait.hold_until
-        sequence.draft_is_late = True
-        self._close(wait, HoldOutcome.EXPIRED)
-        return None
+    def decide(self, decoding: SequenceOf[Sequence], others_run: bool, now: float) -> Hold:
+        """Who of the decoding sequences waits for a block; `others_run` says that the step runs in any case."""
+        if self._mode is HoldMode.NEVER:
+            return Hold()
+        waiting = [(sequence, wait) for sequence in decoding if (wait := sequence.open_wait()) is not None]
+        hold = self._decide(decoding, waiting, others_run, now) if waiting else Hold()
+        for sequence in hold.sequences:
+            sequence.hold(now)
+        for sequence, wait in waiting:
+            if sequence not in hold.sequences:
+                self._give_up(sequence, wait, now)
+        if not hold.sequences:
+            self._idle_since = None
+        return hold
 
     def block_came(self, sequence: Sequence, outcome: HoldOutcome) -> None:
         """A block, or word that there is none, ends the wait; it counts if the sequence was held."""
-        wait = sequence.wait
-        if wait is not None and wait.outcome is None and wait.held_since is not None:
-            self._close(wait, outcome)
-        elif wait is not None and outcome is HoldOutcome.DECLINED:
-            sequence.wait = None  # nothing will come: don't begin a hold
+        wait = sequence.open_wait()
+        if wait is not None:
+            wait.outcome = outcome
+            self.outcomes[outcome] += sequence.held_since is not None
 
-    def _close(self, wait: BlockWait, outcome: HoldOutcome) -> None:
-        wait.outcome = outcome
-        self.outcomes[outcome] += 1
-
-    def _decide(self, sequence: Sequence, wait: BlockWait, num_running: int, now: float) -> float:
-        latest = wait.asked_at + self._max_hold_s
+    def _decide(
+        self, decoding: SequenceOf[Sequence], waiting: list[tuple[Sequence, BlockWait]], others_run: bool, now: float
+    ) -> Hold:
         if self._mode is HoldMode.DEADLINE:
-            return latest
-        return min(latest, now + self._worth_s(sequence, wait, num_running, now))
+            return self._until_deadline(waiting, now)
+        if others_run:
+            return Hold()
+        if self._idle_since is None:
+            self._idle_since = now
+        longest = min(wait.asked_at for _, wait in waiting) + self._max_hold_s
+        until = min(longest, self._idle_since + self._worth_s(decoding, waiting, self._idle_since, now))
+        return Hold(frozenset(decoding), until) if now < until else Hold()
 
-    def _worth_s(self, sequence: Sequence, wait: BlockWait, num_running: int, now: float) -> float:
-        """How long waiting beats decoding plainly, or 0 if the block will probably come later than that.
+    def _until_deadline(self, waiting: list[tuple[Sequence, BlockWait]], now: float) -> Hold:
+        ends = {sequence: wait.asked_at + self._max_hold_s for sequence, wait in waiting}
+        held = frozenset(sequence for sequence, end in ends.items() if now < end)
+        return Hold(held, min((ends[sequence] for sequence in held), default=None))
 
-        A plain step spends step_s on one token; the block saves all but 1/E of what its E tokens would cost.
+    def _worth_s(
+        self, decoding: SequenceOf[Sequence], waiting: list[tuple[Sequence, BlockWait]], since: float, now: float
+    ) -> float:
+        """How much later than `since` the step may start, for the sake of the blocks that should come until then.
+
+        Started now it emits some tokens, started later more of them: waiting may cost as large a share of the step's
+        time as the share of its tokens that it adds. For one sequence that is (1 - 1/E) of a step. 0: not worth it.
         """
-        step_s = self._draft_length.step_s(num_running)
-        if step_s is None or sequence.draft_is_late:
+        step_s = self._draft_length.step_s(len(decoding))
+        if step_s is None:
             return 0.0
-        expected = self._draft_length.expected_tokens(sequence.draft_length, wait.num_draft_tokens)
-        worth_s = (1.0 - 1.0 / expected) * step_s
-        arrival_s = self._draft_length.arrival_s(sequence.draft_length, wait.num_draft_tokens)
-        if arrival_s is not None and wait.asked_at + arrival_s - now >= worth_s:
-            return 0.0
+        expected = self._draft_length.expected_tokens
+        emitted = sum(expected(sequence.draft_length, len(sequence.guesses())) for sequence in decoding)
+        arrivals = [
+            (self._arrives_at(sequence, wait, now), expected(sequence.draft_length, wait.num_draft_tokens))
+            for sequence, wait in waiting
+            if not sequence.draft_is_late
+        ]
+        total, worth_s = emitted, 0.0
+        for arrives_at, num_expected in sorted(arrivals):
+            total += num_expected - 1.0
+            share_s = (1.0 - emitted / total) * step_s
+            if arrives_at < since + share_s:
+                worth_s = share_s
         return worth_s
+
+    def _arrives_at(self, sequence: Sequence, wait: BlockWait, now: float) -> float:
+        """When the block should be here: now, if it is overdue or if nothing is known."""
+        arrival_s = self._draft_length.arrival_s(sequence.draft_length, wait.num_draft_tokens)
+        return now if arrival_s is None else max(now, wait.asked_at + arrival_s)
+
+    def _give_up(self, sequence: Sequence, wait: BlockWait, now: float) -> None:
+        """The sequence runs without its block. If that is overdue, its drafter has to show itself before a hold."""
+        was_held = sequence.held_since is not None
+        wait.outcome = HoldOutcome.EXPIRED if was_held else HoldOutcome.NOT_WORTH
+        sequence.draft_is_late |= was_held and self._arrives_at(sequence, wait, now) <= now
+        self.outcomes[wait.outcome] += 1

@@ -32,8 +32,8 @@ class Proposals:
         if _is_older(block, sequence.pending) or not guesses_left(block, sequence.token_ids):
             self.num_stale += 1
             return
-        sequence.pending = block
         self._hold.block_came(sequence, HoldOutcome.ARRIVED)
+        sequence.pending = block
 
     def drop_if_stale(self, sequence: Sequence, was_verified: bool) -> None:
         """After a commit: keep what is left of the pending block if the committed tokens are the ones it guessed."""
@@ -43,7 +43,7 @@ class Proposals:
 
     def _is_well_formed(self, sequence: Sequence, block: DraftBlock) -> bool:
         return (
-            sequence.request.max_draft_tokens > 0
+            sequence.speculates
             and block.committed_len > 0
             and len(block.token_ids) <= MAX_DRAFT_TOKENS
             and all(0 <= token_id < self._vocab_size for token_id in block.token_ids)

@@ -12,7 +12,7 @@ from cluster.core.admission import SchedulerConfig, make_sequence, refuse, refus
 from cluster.core.block_pool import IntegrityError
 from cluster.core.deadlines import Deadlines
 from cluster.core.draft_length import DraftLengthController
-from cluster.core.hold import HoldPolicy
+from cluster.core.hold import Hold, HoldPolicy
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.proposals import Proposals
 from cluster.core.sequence import HoldOutcome, Sequence, SequenceStatus
@@ -101,36 +101,38 @@ class Scheduler:
         Guesses get at most half of what prefill could use, prefill gets the rest. Nothing scheduled and no wake_at
         means that there is nothing to do until the next command.
         """
+        self._admit()
+        decoding = [sequence for sequence in self._running if not sequence.is_prefilling]
+        hold = self._hold.decide(decoding, self._must_run(decoding), now)
         plan = StepPlan(self.config.max_num_batched_tokens, self._kv)
-        self._plan_decodes(plan, now)
-        if not plan.has_preempted:
-            self._admit()
+        for sequence in decoding:
+            if sequence not in hold.sequences and self._make_room(sequence):
+                plan.add_decode(sequence)
         prefilling = [sequence for sequence in self._running if sequence.is_prefilling]
         plan.add_guesses(plan.num_rows_left // 2 if prefilling else plan.num_rows_left)
         plan.add_prefills(prefilling)
-        return plan.freeze(now)
+        return plan.freeze(now, self._wake_at(hold))
 
-    def _plan_decodes(self, plan: StepPlan, now: float) -> None:
-        num_running, deadline = len(self._running), self._deadlines.earliest
-        for sequence in tuple(self._running):
-            if sequence.is_prefilling:  # or preempted in this very loop
-                continue
-            held_until = self._hold.until(sequence, num_running, now)
-            if held_until is not None:
-                plan.hold(held_until if deadline is None else min(held_until, deadline))
-            elif self._make_room(sequence, plan):
-                plan.add_decode(sequence)
+    def _must_run(self, decoding: list[Sequence]) -> bool:
+        """Whether anyone has work that no guess will ever speed up, so that the step must not wait for guesses."""
+        return len(decoding) < len(self._running) or any(not sequence.speculates for sequence in decoding)
 
-    def _make_room(self, sequence: Sequence, plan: StepPlan) -> bool:
+    def _wake_at(self, hold: Hold) -> float | None:
+        """The end of the hold, or a deadline before that."""
+        deadline = self._deadlines.earliest
+        return hold.wake_at if hold.wake_at is None or deadline is None else min(hold.wake_at, deadline)
+
+    def _make_room(self, sequence: Sequence) -> bool:
         """A slot for every committed token, at the cost of those served last; False if it had to give way itself.
 
         The first in line always gets its slots: a single sequence fits into the pool, or it would have been refused.
         Guesses are planned later and hold no blocks between steps, so lookahead never costs anyone their KV.
         """
+        if sequence.status is not SequenceStatus.RUNNING:
+            return False  # preempted for one before it
         while not self._kv.allocate_slots(sequence.request_id, sequence.num_tokens):
             victim = self._running.last
             self._preempt(victim)
-            plan.has_preempted = True
             if victim is sequence:
                 return False
         return True
@@ -145,7 +147,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting sequences in order, each with KV for all that it has to compute.
 
-        One spare block per running sequence stays free, lest the newcomer be preempted at once.
+        One spare block per running sequence stays free: this step at least, the newcomer will not be preempted.
         """
         while len(self._waiting) and len(self._running) < self.config.max_running:
             sequence = self._waiting.first

@@ -31,13 +31,11 @@ class HoldOutcome(Enum):
 
 @dataclass(slots=True)
 class BlockWait:
-    """The wait for the block that the last commit asked for: at most one hold, with one outcome."""
+    """The wait for the block that the last commit asked for; it has one outcome."""
 
     num_draft_tokens: int
     asked_at: float
-    held_since: float | None = None
-    hold_until: float | None = None
-    outcome: HoldOutcome | None = None
+    outcome: HoldOutcome | None = None  # None: still open
 
 
 def guesses_left(block: DraftBlock, token_ids: list[int]) -> tuple[int, ...]:
@@ -78,6 +76,7 @@ class Sequence:
     has_asked: bool = False
     asked_at: dict[int, float] = field(default_factory=dict)  # committed_len -> when its commit asked for a block
     first_scheduled_at: float | None = None
+    held_since: float | None = None  # kept out of every step since
     held_s: float = 0.0  # how long the hold before the step under way lasted
     has_committed: bool = False
     finish_reason: FinishReason | None = None
@@ -103,6 +102,11 @@ class Sequence:
     def num_remaining_tokens(self) -> int:
         return self.max_num_tokens - len(self.token_ids)
 
+    @property
+    def speculates(self) -> bool:
+        """Whether guesses for it may ever come."""
+        return self.request.max_draft_tokens > 0
+
     def guesses(self) -> tuple[int, ...]:
         """Guesses to verify next: what the last commit asked for, which leaves room for the target's own token."""
         if self.pending is None:
@@ -114,8 +118,17 @@ class Sequence:
         self.in_step = True
         if self.first_scheduled_at is None:
             self.first_scheduled_at = now
-        held_since = None if self.wait is None else self.wait.held_since
-        self.held_s = 0.0 if held_since is None else now - held_since
+        self.held_s = 0.0 if self.held_since is None else now - self.held_since
+        self.held_since = None
+
+    def hold(self, now: float) -> None:
+        """It is kept out of the step that is due `now`."""
+        if self.held_since is None:
+            self.held_since = now
+
+    def open_wait(self) -> BlockWait | None:
+        """The wait for a block, while there are neither guesses nor an outcome."""
+        return self.wait if self.wait is not None and self.wait.outcome is None and not self.guesses() else None
 
     def cut(self, emitted: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """The emitted tokens up to and including the one that ends the sequence, and why it ends there."""
@@ -157,5 +170,5 @@ class Sequence:
     def reset_kv(self) -> None:
         """Its KV is gone: everything must be computed again. Tokens and guesses stay."""
         self.num_computed_tokens = 0
-        self.wait = None
+        self.wait = self.held_since = None
         self.status = SequenceStatus.PREEMPTED

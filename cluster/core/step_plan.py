@@ -24,13 +24,8 @@ class StepPlan:
 
     def __init__(self, num_rows: int, kv: KVCacheManager) -> None:
         self.num_rows_left = num_rows
-        self.wake_at: float | None = None  # the earliest end of a hold
-        self.has_preempted = False
         self._kv = kv
         self._planned: list[PlannedRows] = []
-
-    def hold(self, until: float) -> None:
-        self.wake_at = until if self.wake_at is None else min(self.wake_at, until)
 
     def add_decode(self, sequence: Sequence) -> None:
         self._planned.append(PlannedRows(sequence, 1))
@@ -60,11 +55,11 @@ class StepPlan:
             self._planned.append(PlannedRows(sequence, num_tokens))
             self.num_rows_left -= num_tokens
 
-    def freeze(self, now: float) -> SchedulerOutput:
+    def freeze(self, now: float, wake_at: float | None) -> SchedulerOutput:
         """The step as a runner gets it; its sequences are in it from `now` on."""
         for rows in self._planned:
             rows.sequence.enter_step(now)
-        return SchedulerOutput(tuple(self._freeze(rows) for rows in self._planned), self.wake_at)
+        return SchedulerOutput(tuple(self._freeze(rows) for rows in self._planned), wake_at)
 
     def _freeze(self, rows: PlannedRows) -> ScheduledSequence:
         sequence, num_guesses = rows.sequence, len(rows.guesses)

@@ -31,7 +31,7 @@ class Target:
         self.scheduler = Scheduler(config, KVCacheManager(BlockPool(200), 16), controller)
         self.runner = ToyRunner(16, MODEL)
         self.request = Submit("a", PROMPT, sampling(400), max_draft_tokens=4)
-        self.tokens = PROMPT
+        self.tokens = {"a": PROMPT}
         self.now = 0.0
         assert self.scheduler.submit(self.request, 0.0) is None
         self.step()
@@ -41,19 +41,25 @@ class Target:
         return self.scheduler.schedule(self.now)
 
     def step(self, output: SchedulerOutput | None = None) -> Commit:
-        """Run the step; the commit of the one request."""
+        """Run the step; the first request's commit."""
         output = output or self.schedule()
         result = self.runner.execute(output)
         self.now += STEP_S
         commits = self.scheduler.apply(output.scheduled, result, self.now, STEP_S)
-        (commit,) = [commit for commit in commits if commit.request_id == "a"]
-        self.tokens += commit.token_ids
-        return commit
+        for commit in commits:
+            self.tokens[commit.request_id] += commit.token_ids
+        return next(commit for commit in commits if commit.request_id == "a")
 
-    def propose(self, num_right: int = 4, after_s: float = 0.0) -> None:
+    def propose(self, num_right: int = 4, after_s: float = 0.0, request_id: str = "a") -> None:
         self.now += after_s
-        guesses = MODEL.continuation(self.tokens, self.request.sampling, num_right)
-        self.scheduler.propose(DraftBlock("a", len(self.tokens), guesses, draft_time_s=after_s / 2), self.now)
+        tokens = self.tokens[request_id]
+        guesses = MODEL.continuation(tokens, self.request.sampling, num_right)
+        self.scheduler.propose(DraftBlock(request_id, len(tokens), guesses, draft_time_s=after_s / 2), self.now)
+
+    def add(self, request_id: str, max_draft_tokens: int) -> None:
+        request = replace(self.request, request_id=request_id, max_draft_tokens=max_draft_tokens)
+        self.tokens[request_id] = PROMPT
+        assert self.scheduler.submit(request, self.now) is None
 
     def round(self, arrival_s: float) -> Commit:
         """Wait for a block that takes so long, then verify it."""
@@ -114,14 +120,14 @@ def test_word_that_no_guess_will_come_prevents_a_hold_that_has_not_begun() -> No
 def test_word_about_an_earlier_commit_does_not_end_the_hold() -> None:
     target = Target(HoldMode.DEADLINE)
     target.schedule()
-    target.scheduler.propose(DraftBlock("a", len(target.tokens) - 1, ()), target.now)
+    target.scheduler.propose(DraftBlock("a", len(target.tokens["a"]) - 1, ()), target.now)
     assert not target.schedule().scheduled
 
 
 def test_a_held_sequence_does_not_block_others() -> None:
     target = Target(HoldMode.DEADLINE)
     target.schedule()
-    assert target.scheduler.submit(replace(target.request, request_id="b", max_draft_tokens=0), target.now) is None
+    target.add("b", max_draft_tokens=0)
     output = target.schedule()
     assert [item.request_id for item in output.scheduled] == ["b"]
     assert output.wake_at is not None
@@ -176,3 +182,31 @@ def test_after_a_vain_hold_the_next_one_waits_until_the_drafter_has_shown_itself
     target.propose(after_s=0.001)
     target.step()
     assert not target.schedule().scheduled
+
+
+@pytest.mark.parametrize("max_draft_tokens", [0, 4])
+def test_nobody_waits_while_a_prompt_is_read_or_beside_one_that_never_speculates(
+    max_draft_tokens: int,
+) -> None:
+    target = Target(HoldMode.BREAK_EVEN)
+    target.round(arrival_s=0.01)
+    assert not target.schedule().scheduled
+    target.add("b", max_draft_tokens)
+    assert [item.request_id for item in target.schedule().scheduled] == ["a", "b"]
+    target.step(target.schedule())
+    assert (len(target.schedule().scheduled) == 2) == (max_draft_tokens == 0)
+
+
+def test_a_step_waits_for_the_last_block_and_then_verifies_all_of_them() -> None:
+    target = Target(HoldMode.BREAK_EVEN)
+    target.add("b", max_draft_tokens=4)
+    target.step()
+    for _ in range(4):
+        assert not target.schedule().scheduled
+        target.propose(after_s=0.01)
+        assert not target.schedule().scheduled, "b's block is due"
+        target.propose(request_id="b", after_s=0.005)
+        output = target.schedule()
+        assert [item.num_draft_tokens for item in output.scheduled] == [4, 4]
+        assert target.step(output).timings.held_s == pytest.approx(0.015)
+    assert target.holds == {"not_worth": 1, "arrived": 8}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from cluster.core.cost_model import ArrivalCost, StepCost
@@ -13,9 +15,11 @@ pytestmark = pytest.mark.unit
 STEP_S = 0.1
 
 
-def controller(per_guess_s: float = 0.005, overhead_s: float = 0.002, per_row_s: float = 0.0) -> DraftLengthController:
+def controller(
+    per_guess_s: float = 0.005, overhead_s: float = 0.002, per_row_s: float = 0.0, hysteresis: float = 0.1
+) -> DraftLengthController:
     """One that has measured a pool with these costs."""
-    made = DraftLengthController(DraftLengthConfig(max_draft_tokens=8))
+    made = DraftLengthController(DraftLengthConfig(max_draft_tokens=8, hysteresis=hysteresis))
     for num_rows in (1, 2, 4, 8, 16, 64, 256):
         made.observe_step(num_rows, STEP_S + num_rows * per_row_s)
     pool = DraftLengthState(8)
@@ -72,12 +76,17 @@ def test_a_loaded_pool_whose_rows_cost_time_asks_for_fewer_guesses() -> None:
 
 
 def test_a_small_gain_does_not_change_the_length() -> None:
-    made = controller()
-    state = DraftLengthState(8)
-    verify(made, state, 2)
-    first = made.next_draft_len(state, 1000, 1)
-    made.observe_acceptance(state, 4, 3)
-    assert made.next_draft_len(state, 1000, 1) == first
+    changes = []
+    for hysteresis in (0.0, 0.1):
+        made = controller(per_guess_s=0.02, hysteresis=hysteresis)
+        state = DraftLengthState(8)
+        lengths = []
+        for round_number in range(200):
+            made.observe_acceptance(state, 4, 2 + round_number % 20 // 10)
+            lengths.append(made.next_draft_len(state, 1000, 1))
+        changes.append(sum(before != after for before, after in pairwise(lengths[100:])))
+    assert changes[0] > 5
+    assert changes[1] == 0
 
 
 def test_while_off_it_probes_ever_more_rarely() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.core.block_pool import BlockPool
-from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
+from cluster.core.draft_length import DraftLengthConfig, DraftLengthController, DraftLengthState
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.core.step import SchedulerOutput
@@ -25,10 +25,11 @@ STEP_S = 0.1
 class Target:
     """One request on a scheduler, and its drafter."""
 
-    def __init__(self, hold: HoldMode) -> None:
+    def __init__(self, hold: HoldMode, step_s: float = STEP_S) -> None:
+        self.step_s = step_s
         config = SchedulerConfig(8, 64, 512, 8, vocab_size=50, hold=hold, max_hold_s=MAX_HOLD_S)
-        controller = DraftLengthController(DraftLengthConfig(4, DraftLengthMode.FIXED))
-        self.scheduler = Scheduler(config, KVCacheManager(BlockPool(200), 16), controller)
+        self.controller = DraftLengthController(DraftLengthConfig(4, DraftLengthMode.FIXED))
+        self.scheduler = Scheduler(config, KVCacheManager(BlockPool(200), 16), self.controller)
         self.runner = ToyRunner(16, MODEL)
         self.request = Submit("a", PROMPT, sampling(400), max_draft_tokens=4)
         self.tokens = {"a": PROMPT}
@@ -44,8 +45,8 @@ class Target:
         """Run the step; the first request's commit."""
         output = output or self.schedule()
         result = self.runner.execute(output)
-        self.now += STEP_S
-        commits = self.scheduler.apply(output.scheduled, result, self.now, STEP_S)
+        self.now += self.step_s
+        commits = self.scheduler.apply(output.scheduled, result, self.now, self.step_s)
         for commit in commits:
             self.tokens[commit.request_id] += commit.token_ids
         return next(commit for commit in commits if commit.request_id == "a")
@@ -210,3 +211,23 @@ def test_a_step_waits_for_the_last_block_and_then_verifies_all_of_them() -> None
         assert [item.num_draft_tokens for item in output.scheduled] == [4, 4]
         assert target.step(output).timings.held_s == pytest.approx(0.015)
     assert target.holds == {"not_worth": 1, "arrived": 8}
+
+
+def test_no_hold_lasts_longer_than_the_limit_however_much_it_is_worth() -> None:
+    target = Target(HoldMode.BREAK_EVEN, step_s=10.0)
+    asked_at = target.now
+    assert target.schedule(0.1).wake_at == asked_at + MAX_HOLD_S
+
+
+def test_a_block_that_came_too_late_still_tells_how_good_the_drafter_is() -> None:
+    rates = []
+    for is_right in (True, False):
+        target = Target(HoldMode.NEVER)
+        for _ in range(20):
+            asked_len = len(target.tokens["a"])
+            target.step()
+            guess = target.tokens["a"][asked_len]
+            target.scheduler.propose(DraftBlock("a", asked_len, (guess if is_right else guess ^ 1,)), target.now)
+        rates.append(target.controller.acceptance_rate(DraftLengthState(4)))
+    assert rates[0] > 0.8
+    assert rates[1] < 0.3

@@ -293,6 +293,17 @@ def test_guesses_that_come_while_a_step_runs_are_checked_against_what_it_commits
     assert target.schedule().scheduled[0].token_ids == truth(submit, 5)[1:]
 
 
+def test_guesses_that_a_step_under_way_contradicts_are_dropped_and_counted() -> None:
+    target = Target()
+    submit = target.submit()
+    target.step()
+    under_way = target.schedule()
+    target.propose(submit, 0, wrong_token(submit, 1), 4, since=1)
+    target.finish(under_way)
+    assert target.schedule().scheduled[0].num_draft_tokens == 0
+    assert target.scheduler.stats().num_stale_blocks == 1
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -383,6 +394,15 @@ def test_a_passed_deadline_ends_running_and_waiting_sequences() -> None:
     assert target.scheduler.expire(0.5) == [Commit("b", 5, (), finish_reason=FinishReason.DEADLINE)]
     assert target.scheduler.expire(2.0) == [Commit("a", 6, (), finish_reason=FinishReason.DEADLINE)]
     assert target.scheduler.num_unfinished == target.kv.pool.num_used == 0
+
+
+def test_the_deadline_of_an_ended_request_does_not_end_a_later_one_of_the_same_id() -> None:
+    target = Target()
+    target.submit(deadline_s=1.0)
+    target.scheduler.abort("a")
+    target.submit()
+    assert target.scheduler.expire(2.0) == []
+    assert target.scheduler.num_unfinished == 1
 
 
 def test_an_output_without_a_sequences_samples_is_an_error() -> None:

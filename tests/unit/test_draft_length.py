@@ -82,7 +82,7 @@ def test_a_small_gain_does_not_change_the_length() -> None:
         state = DraftLengthState(8)
         lengths = []
         for round_number in range(200):
-            made.observe_acceptance(state, 4, 2 + round_number % 20 // 10)
+            made.observe_acceptance(state, 4, 1 + 2 * (round_number % 20 // 10))
             lengths.append(made.next_draft_len(state, 1000, 1))
         changes.append(sum(before != after for before, after in pairwise(lengths[100:])))
     assert changes[0] > 5

@@ -13,6 +13,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from cluster.config import ClusterConfig
 from deployments.app import GRPC_SERVICER_FUNCTIONS, build
 
+APPLICATION = "paceline"
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through Ray's object store
 
 
@@ -24,7 +25,7 @@ def running(config: ClusterConfig) -> Iterator[None]:
         _serve(config)
         yield
     finally:
-        serve.shutdown()
+        serve.delete(APPLICATION)  # waits until the replicas have drained; other applications stay
         ray.shutdown()
 
 
@@ -49,4 +50,4 @@ def _serve(config: ClusterConfig) -> None:
         http_options=HTTPOptions(host=router.host, port=router.http_port),
         grpc_options=gRPCOptions(port=router.grpc_port, grpc_servicer_functions=GRPC_SERVICER_FUNCTIONS),
     )
-    serve.run(build(config), name="paceline", route_prefix="/")
+    serve.run(build(config), name=APPLICATION, route_prefix="/")

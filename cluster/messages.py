@@ -192,6 +192,8 @@ class StepTimings:
     queue_s: float = 0.0  # submit → first scheduled, on the first commit only
     step_s: float = 0.0  # the engine step that made this commit
     held_s: float = 0.0  # how long the sequence was held for a block before it
+    round_trip_s: float = 0.0  # a commit → the block that it asked for, if one came before this commit; else 0
+    draft_time_s: float = 0.0  # the part of it inside the draft replica; the rest is what the round itself costs
 
 
 @dataclass(frozen=True, slots=True)

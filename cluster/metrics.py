@@ -7,13 +7,15 @@ p95(x) = histogram_quantile(0.95, sum by (le) (rate(x_bucket[5m]))).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from cluster.core.step import SchedulerStats, StepStats
 from cluster.router.observer import (
+    BlockVerified,
     FellBack,
     HintDropped,
     RequestFinished,
@@ -27,7 +29,27 @@ from cluster.router.observer import (
 MAX_TENANT_LABELS: Final = 50
 MAX_WORKLOAD_LABELS: Final = 20
 
-_STEP_S: Final = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1, 5)
+_STEP_S: Final = (
+    0.00025,
+    0.0005,
+    0.00075,
+    0.001,
+    0.00125,
+    0.0015,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.25,
+    1,
+    5,
+)
 _LATENCY_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.35, 0.5, 1, 2, 5, 10, 30)
 _REQUEST_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _REQUEST_LABELS: Final = ("model", "tenant", "workload")
@@ -84,6 +106,11 @@ class RouterMetrics:
         self._round_trip = self._per_round(registry, "draft_round_trip", "Commit forwarded to block back at the router")
         # p50(paceline_draft_time_seconds): the part of it inside the draft replica
         self._draft_time = self._per_round(registry, "draft_time", "Time a round spent in the drafter")
+        # p50(paceline_round_overhead_seconds): what router and transport add to a round, as the target sees it
+        self._overhead = self._per_round(registry, "round_overhead", "Round trip at the target less the draft's time")
+        # acceptance rate by tenant and drafter: rate(paceline_accepted_tokens_total[5m]) / rate(..._verified_...)
+        self._verified = count("verified_tokens", "Guesses verified", *_REQUEST_LABELS, "drafter")
+        self._accepted = count("accepted_tokens", "Guesses accepted", *_REQUEST_LABELS, "drafter")
         # sum by (cause) (rate(paceline_fallbacks_total[5m]))
         self._fallbacks = count("fallbacks", "Requests that lost their drafter", "model", "cause")
         # sum by (cause) (rate(paceline_hints_dropped_total[5m]))
@@ -121,6 +148,14 @@ class RouterMetrics:
         names = (event.labels.model, event.drafter.value)
         self._round_trip.labels(*names).observe(event.round_trip_s)
         self._draft_time.labels(*names).observe(event.draft_time_s)
+
+    def block_verified(self, event: BlockVerified) -> None:
+        names = (*self._names(event.labels), event.drafter.value)
+        self._verified.labels(*names).inc(event.num_draft_tokens)
+        self._accepted.labels(*names).inc(event.num_accepted_tokens)
+        if event.round_trip_s:
+            overhead = max(0.0, event.round_trip_s - event.draft_time_s)
+            self._overhead.labels(event.labels.model, event.drafter.value).observe(overhead)
 
     def fell_back(self, event: FellBack) -> None:
         self._fallbacks.labels(event.labels.model, event.cause.value).inc()
@@ -203,7 +238,13 @@ class PoolMetrics:
         return new
 
 
-def serve_metrics(registry: CollectorRegistry, host: str) -> str:
-    """Expose `registry` on a free port of `host`; returns host:port."""
-    server, _ = start_http_server(0, addr=host, registry=registry)
-    return f"{host}:{server.server_port}"
+@contextmanager
+def serve_metrics(registry: CollectorRegistry, host: str) -> Iterator[str]:
+    """Expose `registry` on a free port of `host` while the context is open; gives host:port."""
+    server, thread = start_http_server(0, addr=host, registry=registry)
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

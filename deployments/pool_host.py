@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Generic
 
@@ -26,6 +27,7 @@ class PoolHost(Generic[CommandT, EventT]):
     engine: EngineLoop[CommandT, EventT]
     server: PoolServer[CommandT, EventT]
     info: ReplicaInfo
+    resources: ExitStack
 
     @classmethod
     async def start(
@@ -43,8 +45,10 @@ class PoolHost(Generic[CommandT, EventT]):
         server = PoolServer(hub, host)
         await server.start()
         replica_id = ray.get_runtime_context().get_actor_id()
-        info = ReplicaInfo(replica_id, server.address, model, pool, serve_metrics(registry, host))
-        return cls(engine, server, info)
+        resources = ExitStack()
+        metrics_address = resources.enter_context(serve_metrics(registry, host))
+        info = ReplicaInfo(replica_id, server.address, model, pool, metrics_address)
+        return cls(engine, server, info, resources)
 
     def describe(self) -> dict[str, str]:
         """The replica's metadata: how a router finds it."""
@@ -59,3 +63,4 @@ class PoolHost(Generic[CommandT, EventT]):
         await asyncio.to_thread(self.engine.drain, DRAIN_TIMEOUT_S)
         await self.server.stop()
         await asyncio.to_thread(self.engine.stop)
+        await asyncio.to_thread(self.resources.close)

@@ -1,4 +1,4 @@
-"""Generate the Python code of every proto, or check that what is checked in matches: `python -m protos.generate [--check]`."""
+"""Generate the Python code of every proto; with --check, see that what is checked in matches."""
 
 from __future__ import annotations
 

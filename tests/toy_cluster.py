@@ -13,6 +13,7 @@ from cluster.config import ClusterConfig, ModelConfig, PoolConfig, RouterConfig,
 from cluster.core.draft_watch import Patience
 from cluster.messages import GenerateRequest, Submit, TokenDelta
 from cluster.router.observer import (
+    BlockVerified,
     FellBack,
     HintDropped,
     RequestFinished,
@@ -53,7 +54,7 @@ class RecordingObserver:
         self.events: list[Any] = []
         for name in (
             "request_started", "tokens_delivered", "request_finished", "round_finished", "fell_back", "hint_dropped",
-            "request_resumed",
+            "request_resumed", "block_verified",
         ):  # fmt: skip
             setattr(self, name, self.events.append)
 
@@ -64,6 +65,7 @@ class RecordingObserver:
     fell_back: Callable[[FellBack], None]
     hint_dropped: Callable[[HintDropped], None]
     request_resumed: Callable[[RequestResumed], None]
+    block_verified: Callable[[BlockVerified], None]
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster.core.acceptance import common_prefix_len
 from cluster.core.draft_length import DraftLengthController
 from cluster.core.hold import HoldPolicy
-from cluster.core.sequence import HoldOutcome, Sequence, guesses_left
+from cluster.core.sequence import HoldOutcome, RoundTime, Sequence, guesses_left
 from cluster.messages import MAX_DRAFT_TOKENS, DraftBlock
 
 
@@ -55,6 +55,7 @@ class Proposals:
         if asked_at is None:
             return
         state, num_guesses = sequence.draft_length, len(block.token_ids)
+        sequence.round_time = RoundTime(now - asked_at, block.draft_time_s)
         self._draft_length.observe_arrival(state, num_guesses, block.draft_time_s, now - asked_at)
         missed = sequence.token_ids[block.committed_len : block.committed_len + num_guesses]
         if missed:

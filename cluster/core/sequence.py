@@ -38,6 +38,17 @@ class BlockWait:
     outcome: HoldOutcome | None = None  # None: still open
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTime:
+    """How long a block took from the commit that asked for it, and how much of that its drafter worked; seconds."""
+
+    round_trip_s: float = 0.0
+    draft_time_s: float = 0.0
+
+
+NO_ROUND = RoundTime()
+
+
 def guesses_left(block: DraftBlock, token_ids: list[int]) -> tuple[int, ...]:
     """The guesses of a block that are still ahead of the committed tokens; empty if any of the others was wrong.
 
@@ -78,6 +89,7 @@ class Sequence:
     first_scheduled_at: float | None = None
     held_since: float | None = None  # kept out of every step since
     held_s: float = 0.0  # how long the hold before the step under way lasted
+    round_time: RoundTime = NO_ROUND  # of the block that came since the last commit
     has_committed: bool = False
     finish_reason: FinishReason | None = None
 
@@ -150,7 +162,8 @@ class Sequence:
         if not self.has_committed and self.first_scheduled_at is not None:
             queue_s = self.first_scheduled_at - self.arrived_at
         self.has_committed = True
-        return StepTimings(queue_s, step_s, self.held_s)
+        round_time, self.round_time = self.round_time, NO_ROUND
+        return StepTimings(queue_s, step_s, self.held_s, round_time.round_trip_s, round_time.draft_time_s)
 
     def ask_for_block(self, num_draft_tokens: int, now: float) -> None:
         """The commit at `now` asks for so many guesses; 0 asks for none.

@@ -101,6 +101,22 @@ class RoundFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockVerified:
+    """A target step verified a draft block.
+
+    round_trip_s: the commit that asked for the block → its arrival at the target, as the target saw it.
+    draft_time_s: the part of it inside the draft replica. What is left is what router and transport added.
+    """
+
+    labels: RequestLabels
+    drafter: Drafter
+    round_trip_s: float
+    draft_time_s: float
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class FellBack:
     """A request lost its drafter and goes on without it, or with another one."""
 
@@ -135,6 +151,8 @@ class RouterObserver(Protocol):
 
     def round_finished(self, event: RoundFinished) -> None: ...
 
+    def block_verified(self, event: BlockVerified) -> None: ...
+
     def fell_back(self, event: FellBack) -> None: ...
 
     def hint_dropped(self, event: HintDropped) -> None: ...
@@ -155,6 +173,9 @@ class NullObserver:
         """Ignored."""
 
     def round_finished(self, event: RoundFinished) -> None:
+        """Ignored."""
+
+    def block_verified(self, event: BlockVerified) -> None:
         """Ignored."""
 
     def fell_back(self, event: FellBack) -> None:

@@ -39,7 +39,15 @@ from cluster.messages import (
 )
 from cluster.router.delivery import Delivery
 from cluster.router.draft_link import DraftLink
-from cluster.router.observer import FellBack, HintDropped, RequestLabels, RequestResumed, ResumeCause, RoundFinished
+from cluster.router.observer import (
+    BlockVerified,
+    FellBack,
+    HintDropped,
+    RequestLabels,
+    RequestResumed,
+    ResumeCause,
+    RoundFinished,
+)
 from cluster.router.served_model import FlowContext, ServedModel
 from cluster.router.target_link import TargetCallbacks, TargetLink
 
@@ -239,6 +247,8 @@ class RequestFlow:
 
     def _emit(self, commit: Commit) -> None:
         self._model.totals.add(commit)
+        if commit.num_draft_tokens:
+            self._count_verification(commit)
         self._target.progress()
         self._delivery.push(commit)
         if commit.finish_reason is not None:
@@ -250,6 +260,19 @@ class RequestFlow:
         self.last_drafter = done.drafter
         self._context.observer.round_finished(
             RoundFinished(self._labels, done.drafter, done.round_trip_s, done.draft_time_s, done.num_draft_tokens)
+        )
+
+    def _count_verification(self, commit: Commit) -> None:
+        timings = commit.timings
+        self._context.observer.block_verified(
+            BlockVerified(
+                self._labels,
+                self.last_drafter,
+                timings.round_trip_s,
+                timings.draft_time_s,
+                commit.num_draft_tokens,
+                commit.num_accepted_tokens,
+            )
         )
 
     def _report_fallback(self, cause: FallbackCause) -> None:

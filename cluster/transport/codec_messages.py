@@ -136,7 +136,13 @@ def put_commit(message: Commit) -> target_pb2.Commit:
         num_accepted_tokens=message.num_accepted_tokens,
         finish_reason=None if message.finish_reason is None else _FINISH[message.finish_reason],
         logprobs=[_put_logprobs(entry) for entry in message.logprobs or ()],
-        timings=target_pb2.StepTimings(queue_s=timings.queue_s, step_s=timings.step_s, held_s=timings.held_s),
+        timings=target_pb2.StepTimings(
+            queue_s=timings.queue_s,
+            step_s=timings.step_s,
+            held_s=timings.held_s,
+            round_trip_s=timings.round_trip_s,
+            draft_time_s=timings.draft_time_s,
+        ),
     )
 
 
@@ -150,10 +156,14 @@ def get_commit(body: target_pb2.Commit) -> Commit:
         num_accepted_tokens=body.num_accepted_tokens,
         finish_reason=_get_finish_reason(body.finish_reason),
         logprobs=tuple(_get_logprobs(entry) for entry in body.logprobs) or None,
-        timings=StepTimings(body.timings.queue_s, body.timings.step_s, body.timings.held_s),
+        timings=_get_timings(body.timings),
     )
     limits.check_commit(message)
     return message
+
+
+def _get_timings(body: target_pb2.StepTimings) -> StepTimings:
+    return StepTimings(body.queue_s, body.step_s, body.held_s, body.round_trip_s, body.draft_time_s)
 
 
 def _get_finish_reason(number: int) -> FinishReason | None:

@@ -145,6 +145,8 @@ def _timings(timings: StepTimings) -> None:
     _seconds("timings.queue_s", timings.queue_s)
     _seconds("timings.step_s", timings.step_s)
     _seconds("timings.held_s", timings.held_s)
+    _seconds("timings.round_trip_s", timings.round_trip_s)
+    _seconds("timings.draft_time_s", timings.draft_time_s)
 
 
 def _token_ids(field: str, token_ids: Sequence[int], at_most: int, at_least: int = 0) -> None:

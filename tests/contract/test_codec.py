@@ -119,7 +119,7 @@ def commits(draw: st.DrawFn) -> Commit:
         num_accepted_tokens=draw(st.integers(0, num_draft)),
         finish_reason=draw(st.none() | st.sampled_from(FinishReason)),
         logprobs=tuple(draw(entries) for _ in tokens) if with_logprobs else None,
-        timings=draw(st.builds(StepTimings, queue_s=seconds, step_s=seconds, held_s=seconds)),
+        timings=draw(st.builds(StepTimings, seconds, seconds, seconds, seconds, seconds)),
     )
 
 
@@ -196,7 +196,7 @@ SUBMIT = Submit("req-1", (1, 300, 49151), SAMPLING, 5, (9,), -1, 1.5, "acme")
 BLOCK = DraftBlock("req-1", 4, (10, 11), 2, 0.5)
 COMMIT = Commit(
     "req-1", 4, (10, 12), 3, 2, 1, FinishReason.STOP, (TokenLogprobs(10, -0.5, ((10, -0.5),)), TokenLogprobs(12, -1.0)),
-    StepTimings(0.25, 0.5, 0.125),
+    StepTimings(0.25, 0.5, 0.125, 0.75, 0.5),
 )  # fmt: skip
 REFUSAL = Refusal("req-1", RefusalReason.TOO_LONG, "no", 3)
 LOAD = PoolLoad(1, 2, 3, 400, 5, draining=True)
@@ -215,8 +215,8 @@ GOLDEN: dict[str, tuple[Callable[[Any], bytes], Any, str]] = {
     "commit": (
         TARGET_PROTOCOL.encode_event,
         COMMIT,
-        "0a4f0a4d0a057265712d3110041a020a0c20032802300138014210080a15000000bf1a07080a15000000bf4207080c150000"
-        "80bf4a1b09000000000000d03f11000000000000e03f19000000000000c03f",
+        "0a610a5f0a057265712d3110041a020a0c20032802300138014210080a15000000bf1a07080a15000000bf4207080c150000"
+        "80bf4a2d09000000000000d03f11000000000000e03f19000000000000c03f21000000000000e83f29000000000000e03f",
     ),
     "target refusal": (TARGET_PROTOCOL.encode_event, REFUSAL, "0a11120f0a057265712d3110031a026e6f2003"),
     "target load": (TARGET_PROTOCOL.encode_event, LOAD, "0a0f1a0d08011002180320900328053001"),

@@ -19,6 +19,7 @@ from cluster.messages import (
     SpeculationOverride,
 )
 from cluster.router.observer import (
+    BlockVerified,
     FellBack,
     Outcome,
     RequestFinished,
@@ -183,6 +184,17 @@ async def test_a_draft_that_comes_up_later_takes_over() -> None:
         assert tokens_of(deltas) == right_output(item)
         assert Drafter.MODEL in {event.drafter for event in cluster.observer.of(RoundFinished)}
         await cluster.until(cluster.is_free)
+
+
+async def test_a_verified_block_reports_its_round_as_the_target_saw_it() -> None:
+    async with toy_cluster(1, 1, speculation=SpeculationConfig(max_draft_tokens=4)) as cluster:
+        stats = (await collect(cluster.router, request(max_tokens=60)))[-1].stats
+        verified = cluster.observer.of(BlockVerified)
+        assert sum(event.num_draft_tokens for event in verified) == stats.num_draft_tokens > 0
+        assert sum(event.num_accepted_tokens for event in verified) == stats.num_accepted_tokens
+        timed = [event for event in verified if event.round_trip_s]
+        assert timed
+        assert all(0 < event.draft_time_s < event.round_trip_s for event in timed)
 
 
 async def test_a_hung_draft_is_given_up_and_asked_no_more() -> None:

@@ -50,14 +50,18 @@ class TargetCommands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ...) -> None: ...
 
 class StepTimings(_message.Message):
-    __slots__ = ("queue_s", "step_s", "held_s")
+    __slots__ = ("queue_s", "step_s", "held_s", "round_trip_s", "draft_time_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     HELD_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     step_s: float
     held_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., step_s: _Optional[float] = ..., held_s: _Optional[float] = ...) -> None: ...
+    round_trip_s: float
+    draft_time_s: float
+    def __init__(self, queue_s: _Optional[float] = ..., step_s: _Optional[float] = ..., held_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., draft_time_s: _Optional[float] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("request_id", "base_len", "token_ids", "next_draft_len", "num_draft_tokens", "num_accepted_tokens", "finish_reason", "logprobs", "timings")

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from cluster.core.speculation import FallbackCause
+from cluster.core.step import SchedulerStats, StepStats
+from cluster.messages import Drafter, GenerationStats
+from cluster.metrics import MAX_TENANT_LABELS, BoundedLabel, PoolMetrics, RouterMetrics, serve_metrics
+from cluster.router.observer import (
+    BlockVerified,
+    FellBack,
+    Outcome,
+    RequestFinished,
+    RequestLabels,
+    RequestStarted,
+    RoundFinished,
+    TokensDelivered,
+)
+
+pytestmark = pytest.mark.unit
+
+LABELS = RequestLabels("m", "acme", "chat")
+NAMES = {"model": "m", "tenant": "acme", "workload": "chat"}
+
+
+def stats(**fields: object) -> SchedulerStats:
+    return SchedulerStats(**{"num_running": 2, "num_waiting": 1, "num_used_blocks": 3, "num_total_blocks": 12,
+                             "peak_used_blocks": 6, **fields})  # fmt: skip
+
+
+def step(scheduler: SchedulerStats) -> StepStats:
+    return StepStats(0.01, 2, 9, 7, 4, 6, 2, (2, 1, 1), scheduler)
+
+
+def test_a_label_set_stops_growing() -> None:
+    label = BoundedLabel(2)
+    assert [label(name) for name in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
+
+
+def test_the_routers_tenants_are_bounded() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    for number in range(3 * MAX_TENANT_LABELS):
+        metrics.request_started(RequestStarted("r", RequestLabels("m", f"tenant-{number}", "chat"), 1))
+    (family,) = (f for f in registry.collect() if f.name == "paceline_prompt_tokens")
+    tenants = {sample.labels["tenant"] for sample in family.samples}
+    assert len(tenants) == MAX_TENANT_LABELS + 1
+    assert "other" in tenants
+
+
+def test_a_request_is_counted_from_start_to_finish() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    value = registry.get_sample_value
+    metrics.request_started(RequestStarted("r", LABELS, 11))
+    assert value("paceline_requests_in_flight", {"model": "m"}) == 1
+    metrics.tokens_delivered(TokensDelivered("r", LABELS, 1, 0.05, first=True))
+    metrics.tokens_delivered(TokensDelivered("r", LABELS, 3, 0.02, first=False))
+    generated = GenerationStats(prompt_tokens=11, completion_tokens=4, num_steps=2)
+    finished = RequestFinished("r", LABELS, Outcome.STOP, 0.05, 0.007, 0.08, 0.001, Drafter.MODEL, generated)
+    metrics.request_finished(finished)
+    assert value("paceline_requests_in_flight", {"model": "m"}) == 0
+    assert value("paceline_time_to_first_token_seconds_sum", NAMES) == 0.05
+    assert value("paceline_inter_token_latency_seconds_sum", NAMES) == 0.02
+    assert value("paceline_time_per_output_token_seconds_sum", NAMES) == 0.007
+    assert value("paceline_output_tokens_total", NAMES) == 4
+    assert value("paceline_target_steps_total", NAMES) == 2
+    assert value("paceline_requests_total", {**NAMES, "outcome": "stop", "drafter": "model"}) == 1
+
+
+def test_a_rounds_overhead_is_what_the_draft_did_not_spend() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    names = {"model": "m", "drafter": "model"}
+    metrics.round_finished(RoundFinished(LABELS, Drafter.MODEL, 0.006, 0.005, 4))
+    metrics.block_verified(BlockVerified(LABELS, Drafter.MODEL, 0.0065, 0.005, 4, 3))
+    metrics.block_verified(BlockVerified(LABELS, Drafter.MODEL, 0.0, 0.0, 4, 1))  # its round was not timed
+    assert registry.get_sample_value("paceline_round_overhead_seconds_sum", names) == pytest.approx(0.0015)
+    assert registry.get_sample_value("paceline_round_overhead_seconds_count", names) == 1
+    assert registry.get_sample_value("paceline_accepted_tokens_total", {**NAMES, "drafter": "model"}) == 4
+    assert registry.get_sample_value("paceline_verified_tokens_total", {**NAMES, "drafter": "model"}) == 8
+
+
+def test_fallbacks_are_counted_by_cause() -> None:
+    registry = CollectorRegistry()
+    RouterMetrics(registry).fell_back(FellBack(LABELS, FallbackCause.LOST))
+    labels = {"model": "m", "cause": FallbackCause.LOST.value}
+    assert registry.get_sample_value("paceline_fallbacks_total", labels) == 1
+
+
+def test_a_pools_step_is_counted_and_totals_are_counted_once() -> None:
+    registry = CollectorRegistry()
+    now = stats(holds={"arrived": 2}, num_preemptions=1, num_stale_blocks=4)
+    metrics = PoolMetrics(registry, "m", "target", lambda: now)
+    metrics.observe_step(step(now))
+    metrics.observe_step(step(stats(holds={"arrived": 5}, num_preemptions=1, num_stale_blocks=4)))
+    names = {"model": "m", "pool": "target"}
+    value = registry.get_sample_value
+    assert value("paceline_kv_cache_usage_ratio", names) == 0.25
+    assert value("paceline_kv_cache_peak_usage_ratio", names) == 0.5
+    assert value("paceline_num_requests_waiting", names) == 1
+    assert value("paceline_spec_decode_num_drafts_total", names) == 4
+    assert value("paceline_spec_decode_num_accepted_tokens_total", names) == 8
+    assert value("paceline_spec_decode_num_accepted_tokens_per_pos_total", {**names, "position": "0"}) == 4
+    assert value("paceline_holds_total", {**names, "outcome": "arrived"}) == 5
+    assert value("paceline_preemptions_total", names) == 1
+    assert value("paceline_spec_decode_num_stale_blocks_total", names) == 4
+
+
+def test_a_process_serves_its_own_registry() -> None:
+    registry = CollectorRegistry()
+    PoolMetrics(registry, "m", "draft", stats)
+    with serve_metrics(registry, "127.0.0.1") as address:
+        assert "paceline_num_requests_running" in httpx.get(f"http://{address}/metrics").text

@@ -97,7 +97,7 @@ def bench_config(max_draft_tokens: int, dtype: DType) -> ClusterConfig:
             ModelConfig(
                 name=MODEL,
                 target=PoolConfig(path=MODEL, dtype=dtype, kv_blocks=2048, num_threads=NUM_THREADS),
-                draft=PoolConfig(path="smollm2-135m-draft", dtype=dtype, kv_blocks=2048, num_threads=NUM_THREADS),
+                draft=PoolConfig(path="smollm2-135m-draft", dtype=dtype, kv_blocks=2048, num_threads=1),
             ),
         ),
         speculation=SpeculationConfig(

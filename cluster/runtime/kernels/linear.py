@@ -50,7 +50,7 @@ def _tail_tile(
     last = first + (count - 1) * stride
     scratch = np.empty((DOT_ROWS, DOT_COLUMNS), np.float32)
     second, third = min(first + stride, last), min(first + 2 * stride, last)
-    dot_tile(num_bytes, rows, x, x_stride, first, second, third, last, depth, address_of(scratch), 4 * DOT_COLUMNS)
+    dot_tile(num_bytes, rows, x, x_stride, first, second, third, last, depth, address_of(scratch), 4 * DOT_COLUMNS, 0)
     for row in range(rows):
         for column in range(count):
             store_float(out + row * out_stride + 4 * column, scratch[row, column])
@@ -80,7 +80,20 @@ def _linear_task(args: Record, task: int) -> None:
             out = a.out + row * out_stride + first * 4
             if first + DOT_COLUMNS <= column_end:
                 w1, w2, w3 = w + weight_stride, w + 2 * weight_stride, w + 3 * weight_stride
-                dot_tile(a.num_bytes, rows, x, a.x_stride, w, w1, w2, w3, a.depth, out, out_stride)
+                dot_tile(
+                    a.num_bytes,
+                    rows,
+                    x,
+                    a.x_stride,
+                    w,
+                    w1,
+                    w2,
+                    w3,
+                    a.depth,
+                    out,
+                    out_stride,
+                    DOT_COLUMNS * weight_stride,
+                )
             else:
                 _tail_tile(
                     a.num_bytes, rows, x, a.x_stride, w, weight_stride, column_end - first, a.depth, out, out_stride

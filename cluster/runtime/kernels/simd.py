@@ -114,6 +114,13 @@ def emit_load_bf16_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Valu
     return _widen(builder, _load_part(builder, address, count, V16I16))
 
 
+def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Begin to fetch a cache line that is read once, past the outer caches; any address will do."""
+    read, no_locality, data = (ir.Constant(I32, flag) for flag in (0, 0, 1))
+    line = builder.inttoptr(address, ir.IntType(8).as_pointer())
+    call_llvm(builder, "llvm.prefetch.p0i8", ir.VoidType(), line, read, no_locality, data)
+
+
 def emit_store(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
     """Store all lanes of a vector of any width."""
     builder.store(value, pointer(builder, address, value.type), align=4)

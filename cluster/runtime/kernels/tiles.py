@@ -32,6 +32,7 @@ from cluster.runtime.kernels.simd import (
     emit_load_bf16,
     emit_load_bf16_part,
     emit_load_part,
+    emit_prefetch,
     emit_store,
     emit_store_part,
     emit_sum4,
@@ -78,7 +79,9 @@ class _DotTile:
         self._stored = stored
         self._sums = [[stack_slot(builder, V16F32) for _ in range(DOT_COLUMNS)] for _ in range(num_rows)]
 
-    def emit(self, x: ir.Value, x_stride: ir.Value, columns: Sequence[ir.Value], depth: ir.Value) -> list[ir.Value]:
+    def emit(
+        self, x: ir.Value, x_stride: ir.Value, columns: Sequence[ir.Value], depth: ir.Value, ahead: ir.Value
+    ) -> list[ir.Value]:
         """x: address of row 0; x_stride: bytes between rows; columns: addresses of w_j; returns one <4> per row."""
         builder = self._builder
         for place in (place for row in self._sums for place in row):
@@ -86,6 +89,9 @@ class _DotTile:
         rows = [builder.add(x, builder.mul(x_stride, _const(row))) for row in range(len(self._sums))]
         whole = builder.and_(depth, _const(-LANES))
         with cgutils.for_range_slice(builder, _const(0), whole, _const(LANES), I64) as (k, _):
+            offset = builder.add(ahead, builder.mul(k, _const(self._stored.num_bytes)))
+            for column in columns:
+                emit_prefetch(builder, builder.add(column, offset))
             self._add(k, rows, columns, None)
         rest = builder.sub(depth, whole)
         with builder.if_then(builder.icmp_signed("!=", rest, _const(0)), likely=False):
@@ -180,10 +186,10 @@ def _for_each_count(builder: ir.IRBuilder, count: ir.Value, largest: int, emit: 
 
 def _dot_tile(stored: Format) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> ir.Value:
-        num_rows, x, x_stride, *columns, depth, out, out_stride = values
+        num_rows, x, x_stride, *columns, depth, out, out_stride, ahead = values
 
         def emit(rows: int) -> None:
-            sums = _DotTile(builder, rows, stored).emit(x, x_stride, columns, depth)
+            sums = _DotTile(builder, rows, stored).emit(x, x_stride, columns, depth, ahead)
             for row, four in enumerate(sums):
                 emit_store(builder, _Rows(out, out_stride).at(builder, row, 0), four)
 
@@ -191,8 +197,8 @@ def _dot_tile(stored: Format) -> Any:
         return context.get_dummy_value()
 
     return intrinsic(
-        lambda context, num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride: (
-            types.void(*[types.intp] * 10),
+        lambda context, num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead: (
+            types.void(*[types.intp] * 11),
             generate,
         )
     )
@@ -237,15 +243,18 @@ def dot_tile(
     depth: int,
     out: int,
     out_stride: int,
+    ahead: int,
 ) -> None:
     """out[row, j] = dot(x[row], w_j) for 1 <= num_rows <= 6 rows and four vectors of `depth` elements.
 
     num_bytes: of one element of w, 4 float32 or 2 bfloat16; strides are bytes between rows; x and out are float32.
+    ahead: how many bytes past each element to prefetch: the distance to the next tile's w where weights stream from
+    memory once (rows of a model are too short for the hardware to foresee), 0 where they are at hand.
     """
     if num_bytes == 2:
-        _dot_bfloat16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride)
+        _dot_bfloat16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
     else:
-        _dot_float32(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride)
+        _dot_float32(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
 
 
 @native

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cluster.messages import Drafter
 from cluster.messages import DraftLengthMode as DraftLengthMode  # re-exported: values of a field below
@@ -38,7 +38,7 @@ class PoolConfig(_Frozen):
 
     path: str = Field(description="a known model name, a directory in transformers' format, a .gguf file, or a hub id")
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
     dtype: DType = DType.BFLOAT16
     max_model_len: Annotated[int, Field(ge=16)] = 8192
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
@@ -50,6 +50,13 @@ class PoolConfig(_Frozen):
     num_threads: Annotated[int, Field(ge=1)] | None = Field(default=None, description="None: all cores of the machine")
     num_cpus: Annotated[float, Field(ge=0)] = 0.5
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("tensor_parallel")
+    @classmethod
+    def _one_device(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError("only 1 is supported")
+        return value
 
 
 class ModelConfig(_Frozen):
@@ -123,5 +130,6 @@ def load_config(path: Path | None) -> ClusterConfig:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
+        found = [(".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()]
+        lines = [f"{field or 'config'}: {message}" for field, message in found]
         raise ConfigError(f"{path}: " + "; ".join(lines)) from error

@@ -207,7 +207,7 @@ class PoolMetrics:
         self._accepted = count("spec_decode_num_accepted_tokens", "Guesses accepted")
         # rate(..._num_accepted_tokens_per_pos_total[5m]) / ignoring(position) group_left rate(..._num_drafts_total[5m])
         self._per_position = count("spec_decode_num_accepted_tokens_per_pos", "Accepted, by position", "position")
-        # rate(paceline_holds_total[5m]) by outcome: arrived, expired, not_worth
+        # rate(paceline_holds_total[5m]) by outcome: arrived, declined, expired, not_worth
         self._holds = count("holds", "Sequences whose block was in flight at a step, by outcome", "outcome")
         # rate(paceline_preemptions_total[5m])
         self._preemptions = count("preemptions", "Sequences preempted for KV and recomputed")

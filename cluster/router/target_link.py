@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from cluster.router.observer import ResumeCause
 from cluster.router.replica_set import Replica, ReplicaSet
 from cluster.transport.limits import CodecError
 from cluster.transport.stream import StreamClosed
+
+logger = logging.getLogger(__name__)
 
 TargetReplicas = ReplicaSet[TargetCommand, TargetEvent]
 
@@ -110,14 +113,20 @@ class TargetLink:
 
     def refuse(self, refusal: Refusal) -> None:
         """The replica holds nothing for the request any more."""
+        if refusal.reason is RefusalReason.INTERNAL:  # its message may be any exception's text: not for clients
+            where = "nowhere" if self._replica is None else self._replica.key
+            logger.error("request %s failed on %s: %s", self._request_id, where, refusal.message)
         self._leave(abort=False)
         if (kind := _HOPELESS.get(refusal.reason)) is not None:
             self._fail(kind, refusal.message)
         elif self._has_progressed or refusal.reason is RefusalReason.DRAINING:
             self._resettle(ResumeCause.REFUSED)
-        elif not self._place():
-            full = refusal.reason is RefusalReason.QUEUE_FULL
-            self._fail(ErrorKind.OVERLOADED if full else ErrorKind.INTERNAL, refusal.message)
+        elif self._place():
+            return
+        elif refusal.reason is RefusalReason.QUEUE_FULL:
+            self._fail(ErrorKind.OVERLOADED, refusal.message)
+        else:
+            self._fail(ErrorKind.INTERNAL, "the target replica failed on this request")
 
     def finish(self) -> None:
         """The last commit has come: the replica has freed everything already."""

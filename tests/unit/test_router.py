@@ -355,6 +355,24 @@ async def test_what_a_target_can_never_run_is_the_client_s_fault() -> None:
         await cluster.until(cluster.is_free)
 
 
+async def test_what_went_wrong_inside_a_replica_is_logged_once_and_not_told_to_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with toy_cluster(1) as cluster:
+
+        def fail(_: object) -> None:
+            raise RuntimeError("/srv/secret: device fell over")
+
+        cluster.hosts["target-1"].pool.runner.before_step = fail
+        with pytest.raises(RequestError) as failure:
+            await collect(cluster.router, request())
+    assert failure.value.kind is ErrorKind.INTERNAL
+    assert failure.value.message == "the target replica failed on this request"
+    told = [record for record in caplog.records if record.name == "cluster.router.target_link"]
+    assert len(told) == 1
+    assert "/srv/secret: device fell over" in told[0].getMessage()
+
+
 async def test_an_unknown_model_is_not_found() -> None:
     async with toy_cluster(1) as cluster:
         with pytest.raises(RequestError) as failure:

@@ -1,0 +1,37 @@
+"""What a configuration file is refused for, and how the error names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config import ConfigError, load_config
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ("{name: m, target: {path: m, tensor_parallel: 2}}", "models.0.target.tensor_parallel: only 1 is supported"),
+        (
+            "{name: m, target: {path: m}, draft: {path: d, tensor_parallel: 64}}",
+            "models.0.draft.tensor_parallel: only 1 is supported",
+        ),
+        ("{name: m, target: {path: m}}, {name: m, target: {path: m}}", "config: models: names must be unique"),
+        ("{name: m, target: {path: m, colour: red}}", "models.0.target.colour: Extra inputs are not permitted"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_the_name_of_its_field(tmp_path: Path, model: str, complaint: str) -> None:
+    path = tmp_path / "paceline.yaml"
+    path.write_text(f"models: [{model}]")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert f"{path}: {complaint}" in str(caught.value)
+
+
+def test_one_device_may_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "paceline.yaml"
+    path.write_text("models: [{name: m, target: {path: m, tensor_parallel: 1}}]")
+    assert load_config(path).models[0].target.tensor_parallel == 1

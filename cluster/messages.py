@@ -144,7 +144,7 @@ class Submit:
     """Start (or resume) a request on a target replica.
 
     `output_token_ids` holds tokens already committed elsewhere: a router moving a live stream resubmits them, and they
-    count against max_tokens. `max_draft_tokens` 0 means that no proposal will ever come.
+    count against max_tokens. `max_draft_tokens` bounds the guesses asked for, until a SetDraftLimit changes it.
     """
 
     request_id: str
@@ -173,13 +173,21 @@ class DraftBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class SetDraftLimit:
+    """Ask for at most so many guesses from now on. 0: ask for none and wait for none, which costs nothing."""
+
+    request_id: str
+    max_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Forget a request and free what it holds. Unknown or finished ids are ignored."""
 
     request_id: str
 
 
-TargetCommand = Submit | DraftBlock | Abort
+TargetCommand = Submit | DraftBlock | SetDraftLimit | Abort
 
 
 # --- target → router -------------------------------------------------------------------------------------------------

@@ -65,7 +65,6 @@ class Pool:
 
 def target_pool(
     num_blocks: int = 256,
-    draft_len: int = 4,
     hold: HoldMode = HoldMode.DEADLINE,
     mode: DraftLengthMode = DraftLengthMode.FIXED,
     clock: Callable[[], float] | None = None,
@@ -82,7 +81,7 @@ def target_pool(
         hold=hold,
         max_hold_s=max_hold_s,
     )
-    scheduler = Scheduler(config, kv, DraftLengthController(DraftLengthConfig(draft_len, mode)))
+    scheduler = Scheduler(config, kv, DraftLengthController(DraftLengthConfig(mode)))
     engine = Engine(scheduler, runner, **({} if clock is None else {"clock": clock}))
     pool = Pool(engine, runner, kv)
     engine.on_events = pool.events.extend

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster.core.cost_model import ArrivalCost, StepCost
-from cluster.messages import DraftLengthMode
+from cluster.messages import MAX_DRAFT_TOKENS, DraftLengthMode
 
 _PRIOR_ACCEPTANCE = 0.6  # before anything is measured: hopeful, so that speculation gets measured at all
 _PRIOR_TRIALS = 10.0
@@ -21,9 +21,8 @@ _REQUEST_DECAY = 0.95
 
 @dataclass(frozen=True, slots=True)
 class DraftLengthConfig:
-    """Limits of the draft length and how reluctantly it changes."""
+    """Who decides the draft length, and how reluctantly it changes. Its bound is each request's own."""
 
-    max_draft_tokens: int
     mode: DraftLengthMode = DraftLengthMode.ADAPTIVE
     hysteresis: float = 0.1  # a new length must promise this much more tokens per second
     probe_interval: int = 64  # tokens between two tries while off; doubles with each vain try
@@ -51,7 +50,7 @@ class AcceptanceCount:
 class DraftLengthState:
     """One request's part of the decision; owned by its sequence, changed only by the controller."""
 
-    max_draft_tokens: int  # the request's own limit
+    max_draft_tokens: int  # the request's own limit, changed by SetDraftLimit
     draft_len: int = 0  # guesses asked for last
     settled_len: int | None = None  # the length chosen last, probes aside
     probe_interval: int = 0
@@ -68,7 +67,7 @@ class DraftLengthController:
         self._steps = StepCost()
         self._arrival = ArrivalCost()
         self._acceptance = AcceptanceCount(_POOL_DECAY)
-        self._step_s_by_len: dict[int, list[float] | None] = {}  # by number of sequences, until the next measurement
+        self._step_s_by_len: dict[tuple[int, int], list[float] | None] = {}  # until the next measurement
 
     # --- measurements ---
 
@@ -109,12 +108,17 @@ class DraftLengthController:
 
     # --- the decision ---
 
+    def set_limit(self, state: DraftLengthState, max_draft_tokens: int) -> None:
+        """A request may ask for so many guesses from now on; of those it has asked for, no more are verified either."""
+        state.max_draft_tokens = max_draft_tokens
+        state.draft_len = min(state.draft_len, max_draft_tokens)
+
     def next_draft_len(self, state: DraftLengthState, remaining_tokens: int, num_sequences: int) -> int:
         """Guesses to ask for when `remaining_tokens` may still be emitted and `num_sequences` share the steps.
 
         At most remaining_tokens - 1: the target always emits one token of its own.
         """
-        limit = min(self.config.max_draft_tokens, state.max_draft_tokens, remaining_tokens - 1)
+        limit = min(MAX_DRAFT_TOKENS, state.max_draft_tokens, remaining_tokens - 1)
         if limit <= 0:
             state.draft_len = 0
         elif self.config.mode is DraftLengthMode.FIXED:
@@ -152,7 +156,7 @@ class DraftLengthController:
 
     def _tokens_per_second(self, state: DraftLengthState, limit: int, num_sequences: int) -> list[float] | None:
         """For each K in 0 … limit; None while a part of the cycle has not been measured."""
-        step_s = self._step_s(num_sequences)
+        step_s = self._step_s(num_sequences, limit)
         first_arrival = self.arrival_s(state, 1)
         if step_s is None or first_arrival is None:
             return None
@@ -166,16 +170,14 @@ class DraftLengthController:
             rates.append(expected / (first_arrival + (draft_len - 1) * per_guess + step_s[draft_len]))
         return rates
 
-    def _step_s(self, num_sequences: int) -> list[float] | None:
+    def _step_s(self, num_sequences: int, limit: int) -> list[float] | None:
         """Predicted step time by draft length, every sequence drafting as much; computed once per measurement."""
-        if num_sequences not in self._step_s_by_len:
-            self._step_s_by_len[num_sequences] = self._predict_steps(num_sequences)
-        return self._step_s_by_len[num_sequences]
+        key = (num_sequences, limit)
+        if key not in self._step_s_by_len:
+            self._step_s_by_len[key] = self._predict_steps(num_sequences, limit)
+        return self._step_s_by_len[key]
 
-    def _predict_steps(self, num_sequences: int) -> list[float] | None:
-        predicted = [
-            self._steps.predict(num_sequences * (1 + draft_len))
-            for draft_len in range(self.config.max_draft_tokens + 1)
-        ]
+    def _predict_steps(self, num_sequences: int, limit: int) -> list[float] | None:
+        predicted = [self._steps.predict(num_sequences * (1 + draft_len)) for draft_len in range(limit + 1)]
         known = [max(seconds, 1e-9) for seconds in predicted if seconds is not None]
         return known if len(known) == len(predicted) else None

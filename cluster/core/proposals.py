@@ -35,6 +35,12 @@ class Proposals:
         self._hold.block_came(sequence, HoldOutcome.ARRIVED)
         sequence.pending = block
 
+    def set_limit(self, sequence: Sequence, max_draft_tokens: int) -> None:
+        """How many guesses may be asked for from now on; with 0, none is waited for or verified any more."""
+        if max_draft_tokens == 0:
+            self._hold.block_came(sequence, HoldOutcome.DECLINED)
+        self._draft_length.set_limit(sequence.draft_length, max_draft_tokens)
+
     def drop_if_stale(self, sequence: Sequence, was_verified: bool) -> None:
         """After a commit: keep what is left of the pending block if the committed tokens are the ones it guessed."""
         if sequence.pending is not None and not guesses_left(sequence.pending, sequence.token_ids):

@@ -19,7 +19,7 @@ from cluster.core.sequence import HoldOutcome, Sequence, SequenceStatus
 from cluster.core.sequence_queue import SequenceQueue, check_queues
 from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput
 from cluster.core.step_plan import StepPlan
-from cluster.messages import Commit, DraftBlock, FinishReason, Refusal, Submit
+from cluster.messages import Commit, DraftBlock, FinishReason, Refusal, SetDraftLimit, Submit
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
@@ -28,7 +28,7 @@ class Scheduler:
     """Owns every sequence of a target replica. Called from one thread; `now` is any monotonic clock, in seconds.
 
     The engine's loop: expire(now) → schedule(now) → run the model → apply(scheduled, output, now, step_s).
-    submit, propose and abort may come at any moment, between schedule and apply too.
+    submit, propose, set_draft_limit and abort may come at any moment, between schedule and apply too.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, draft_length: DraftLengthController) -> None:
@@ -72,6 +72,12 @@ class Scheduler:
         sequence = self._sequences.get(block.request_id)
         if sequence is not None:
             self._proposals.take(sequence, block, now)
+
+    def set_draft_limit(self, command: SetDraftLimit) -> None:
+        """Bound what a request's next commits ask for; 0 also ends its wait for a block. Unknown ids are ignored."""
+        sequence = self._sequences.get(command.request_id)
+        if sequence is not None:
+            self._proposals.set_limit(sequence, command.max_draft_tokens)
 
     def abort(self, request_id: str) -> Commit | None:
         """Forget a sequence at any moment and free its KV; its last, empty Commit, or None for an unknown id."""

@@ -116,8 +116,8 @@ class Sequence:
 
     @property
     def speculates(self) -> bool:
-        """Whether guesses for it may ever come."""
-        return self.request.max_draft_tokens > 0
+        """Whether guesses for it may come."""
+        return self.draft_length.max_draft_tokens > 0
 
     def guesses(self) -> tuple[int, ...]:
         """Guesses to verify next: what the last commit asked for, which leaves room for the target's own token."""

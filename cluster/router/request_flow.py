@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from cluster.control.policy import Decision, PolicyContext, Reason, SpeculationPolicy, evaluate
+from cluster.control.policy import PolicyContext, Reason, SpeculationPolicy, evaluate
 from cluster.core.speculation import (
     Action,
     CloseDraft,
@@ -34,6 +34,7 @@ from cluster.messages import (
     GenerateRequest,
     Refusal,
     RequestError,
+    SetDraftLimit,
     Submit,
     TargetEvent,
 )
@@ -81,7 +82,7 @@ class RequestFlow:
         self._draft = DraftLink(request.request_id, model.drafts, self._on_draft_event, self._on_draft_lost)
         self._deadline: float | None = None
         self._decided_on: tuple[SpeculationPolicy, bool] | None = None
-        self._max_draft_tokens = 0  # what the target was told to expect
+        self._max_draft_tokens = 0  # what the target may ask for
         self._on_closed = on_closed
         self._is_closed = False
         self._expiry: asyncio.TimerHandle | None = None
@@ -97,8 +98,7 @@ class RequestFlow:
         if deadline is not None:
             delay_s = max(0.0, deadline - self._context.clock()) + self._context.limits.deadline_grace_s
             self._expiry = asyncio.get_running_loop().call_later(delay_s, self._expire)
-        decision, actions = self._decide()
-        self._max_draft_tokens = decision.max_draft_tokens
+        actions = self._decide()
         self._target.start()
         if not self._is_closed:
             self._perform(actions)
@@ -194,9 +194,9 @@ class RequestFlow:
         """Before every use of guesses: the policy may have changed, a draft replica may have come or gone."""
         decided_on = (self._context.policy(), self._draft.is_available())
         if self._decided_on != decided_on:
-            self._perform(self._decide()[1])
+            self._perform(self._decide())
 
-    def _decide(self) -> tuple[Decision, Sequence[Action]]:
+    def _decide(self) -> Sequence[Action]:
         policy, has_model = self._context.policy(), self._draft.is_available()
         self._decided_on = (policy, has_model)
         available = frozenset({Drafter.MODEL, Drafter.NGRAM} if has_model else {Drafter.NGRAM})
@@ -206,7 +206,14 @@ class RequestFlow:
         )
         if decision.reason is Reason.NO_DRAFTER:
             self._report_fallback(FallbackCause.UNAVAILABLE)
-        return decision, self._session.on_decision(decision.drafter, decision.max_draft_tokens)
+        self._bound_target(decision.max_draft_tokens)
+        return self._session.on_decision(decision.drafter, decision.max_draft_tokens)
+
+    def _bound_target(self, max_draft_tokens: int) -> None:
+        """Let the target ask for guesses only while someone makes them; before it has the request, Submit says so."""
+        if max_draft_tokens != self._max_draft_tokens:
+            self._max_draft_tokens = max_draft_tokens
+            self._target.send(SetDraftLimit(self._request.request_id, max_draft_tokens))
 
     # --- actions -----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from cluster.messages import (
     Refusal,
     RefusalReason,
     RequestError,
+    SetDraftLimit,
     Submit,
     TargetCommand,
     TargetEvent,
@@ -90,11 +91,11 @@ class TargetLink:
         if not self._place():
             self._wait()
 
-    def send(self, block: DraftBlock) -> None:
-        """Propose guesses. Between two replicas they are dropped: the next one asks for its own."""
+    def send(self, hint: DraftBlock | SetDraftLimit) -> None:
+        """Propose guesses or bound them. Between two replicas that is dropped: the next Submit says it all."""
         if self._replica is not None:
             try:
-                self._replica.stream.send(block)
+                self._replica.stream.send(hint)
             except StreamClosed:  # the stream's own callback moves the request
                 return
 

@@ -14,6 +14,7 @@ from cluster.messages import (
     DraftBlock,
     Refusal,
     RefusalReason,
+    SetDraftLimit,
     Submit,
     TargetCommand,
     TargetEvent,
@@ -41,6 +42,8 @@ class TargetWork:
                 self._submit(command, now)
             case DraftBlock():
                 self._scheduler.propose(command, now)
+            case SetDraftLimit():
+                self._scheduler.set_draft_limit(command)
             case Abort():
                 self._tell(self._scheduler.abort(command.request_id))
 
@@ -49,7 +52,7 @@ class TargetWork:
         return Refusal(command.request_id, reason, message) if isinstance(command, Submit) else None
 
     def refuse(self, command: TargetCommand, reason: RefusalReason, message: str) -> None:
-        if isinstance(command, DraftBlock):
+        if isinstance(command, DraftBlock | SetDraftLimit):
             return  # a hint; its request decodes on without it
         self._scheduler.abort(command.request_id)
         self._live.pop(command.request_id, None)
@@ -109,7 +112,7 @@ class TargetWork:
 
 
 class Engine(EngineLoop[TargetCommand, TargetEvent]):
-    """A target replica's engine: Submit, DraftBlock and Abort in; Commit, Refusal and PoolLoad out."""
+    """A target replica's engine: Submit, DraftBlock, SetDraftLimit, Abort in; Commit, Refusal, PoolLoad out."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ def target_engine(runner: ModelRunner, pool: PoolConfig, speculation: Speculatio
         hold=speculation.hold,
         max_hold_s=speculation.max_hold_ms / 1000,
     )
-    lengths = DraftLengthConfig(speculation.max_draft_tokens, speculation.draft_length)
+    lengths = DraftLengthConfig(speculation.draft_length)
     kv = KVCacheManager(BlockPool(runner.num_blocks), pool.block_size)
     return Engine(Scheduler(config, kv, DraftLengthController(lengths)), runner)
 

@@ -30,6 +30,7 @@ from cluster.messages import (
     Open,
     PoolLoad,
     Refusal,
+    SetDraftLimit,
     Submit,
     TargetCommand,
     TargetEvent,
@@ -160,6 +161,8 @@ def _target_command(command: TargetCommand) -> target_pb2.TargetCommand:
             return target_pb2.TargetCommand(submit=pairs.put_submit(command))
         case DraftBlock():
             return target_pb2.TargetCommand(propose=pairs.put_draft_block(command))
+        case SetDraftLimit():
+            return target_pb2.TargetCommand(set_draft_limit=pairs.put_draft_limit(command))
         case Abort():
             return target_pb2.TargetCommand(abort=pairs.put_abort(command))
 
@@ -211,6 +214,11 @@ def _read_propose(item: target_pb2.TargetCommand) -> DraftBlock | Fault:
     return _read(item.propose.request_id, lambda: pairs.get_draft_block(item.propose), is_hint=True)
 
 
+def _read_draft_limit(item: target_pb2.TargetCommand) -> SetDraftLimit | Fault:
+    body = item.set_draft_limit
+    return _read(body.request_id, lambda: pairs.get_draft_limit(body), is_hint=True)
+
+
 def _read_commit(item: target_pb2.TargetEvent) -> Commit | Fault:
     return _read(item.commit.request_id, lambda: pairs.get_commit(item.commit))
 
@@ -234,6 +242,7 @@ def _read_block(item: draft_pb2.DraftEvent) -> DraftBlock | Fault:
 _TARGET_COMMANDS: Mapping[str, Callable[[target_pb2.TargetCommand], TargetCommand | Fault]] = {
     "submit": _read_submit,
     "propose": _read_propose,
+    "set_draft_limit": _read_draft_limit,
     "abort": lambda item: pairs.get_abort(item.abort),
 }
 _TARGET_EVENTS: Mapping[str, Callable[[target_pb2.TargetEvent], TargetEvent | Fault]] = {

@@ -20,6 +20,7 @@ from cluster.messages import (
     Refusal,
     RefusalReason,
     SamplingParams,
+    SetDraftLimit,
     StepTimings,
     Submit,
     TokenLogprobs,
@@ -121,6 +122,17 @@ def get_draft_block(body: common_pb2.DraftBlock) -> DraftBlock:
         body.request_id, body.committed_len, tuple(body.token_ids), body.epoch, draft_time_s=body.draft_time_s
     )
     limits.check_draft_block(message)
+    return message
+
+
+def put_draft_limit(message: SetDraftLimit) -> target_pb2.SetDraftLimit:
+    limits.check_draft_limit(message)
+    return target_pb2.SetDraftLimit(request_id=message.request_id, max_draft_tokens=message.max_draft_tokens)
+
+
+def get_draft_limit(body: target_pb2.SetDraftLimit) -> SetDraftLimit:
+    message = SetDraftLimit(body.request_id, body.max_draft_tokens)
+    limits.check_draft_limit(message)
     return message
 
 

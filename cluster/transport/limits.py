@@ -20,6 +20,7 @@ from cluster.messages import (
     PoolLoad,
     Refusal,
     SamplingParams,
+    SetDraftLimit,
     StepTimings,
     Submit,
     TokenLogprobs,
@@ -65,6 +66,11 @@ def check_draft_block(message: DraftBlock) -> None:
     _count("epoch", message.epoch)
     _token_ids("token_ids", message.token_ids, MAX_DRAFT_TOKENS)
     _seconds("draft_time_s", message.draft_time_s)
+
+
+def check_draft_limit(message: SetDraftLimit) -> None:
+    check_request_id(message.request_id)
+    _count("max_draft_tokens", message.max_draft_tokens, MAX_DRAFT_TOKENS)
 
 
 def check_named(message: Abort | Close) -> None:

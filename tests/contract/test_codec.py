@@ -26,6 +26,7 @@ from cluster.messages import (
     Refusal,
     RefusalReason,
     SamplingParams,
+    SetDraftLimit,
     StepTimings,
     Submit,
     TokenLogprobs,
@@ -130,7 +131,8 @@ def loads(draw: st.DrawFn) -> PoolLoad:
     return PoolLoad(draw(counts), draw(counts), draw(in_pool), total, draw(in_pool), draw(st.booleans()))
 
 
-target_commands = submits | blocks | st.builds(Abort, names)
+draft_limits = st.builds(SetDraftLimit, request_id=names, max_draft_tokens=draft_lens)
+target_commands = submits | blocks | draft_limits | st.builds(Abort, names)
 target_events = commits() | refusals | loads()
 draft_commands = opens | committeds | st.builds(Close, names)
 draft_events = blocks | refusals | loads()
@@ -211,6 +213,7 @@ GOLDEN: dict[str, tuple[Callable[[Any], bytes], Any, str]] = {
         "0000d03f3a03454e444201024801500020052a010930ffffffffffffffffff0139000000000000f83f420461636d65",
     ),
     "propose": (TARGET_PROTOCOL.encode_command, BLOCK, "0a1a12180a057265712d3110041a020a0b200229000000000000e03f"),
+    "set draft limit": (TARGET_PROTOCOL.encode_command, SetDraftLimit("req-1", 5), "0a0b22090a057265712d311005"),
     "abort": (TARGET_PROTOCOL.encode_command, Abort("req-1"), "0a091a070a057265712d31"),
     "commit": (
         TARGET_PROTOCOL.encode_event,
@@ -260,6 +263,7 @@ UNSENDABLE: dict[str, tuple[Callable[[Any], bytes], Any, str]] = {
     "priority of 2**31": (TARGET_PROTOCOL.encode_command, replace(SUBMIT, priority=2**31), "cannot carry"),
     "endless deadline": (TARGET_PROTOCOL.encode_command, replace(SUBMIT, deadline_s=float("inf")), "deadline_s"),
     "window over the limit": (TARGET_PROTOCOL.encode_command, replace(SUBMIT, max_draft_tokens=33), "max_draft_tokens"),
+    "draft limit over the limit": (TARGET_PROTOCOL.encode_command, SetDraftLimit("req-1", 33), "max_draft_tokens"),
     "too many guesses": (TARGET_PROTOCOL.encode_command, replace(BLOCK, token_ids=TOO_MANY_GUESSES), "token_ids"),
     "negative length": (DRAFT_PROTOCOL.encode_event, replace(BLOCK, committed_len=-1), "committed_len"),
     "draft time is not a number": (
@@ -313,6 +317,9 @@ FAULTY_COMMANDS = {
         submit=target_pb2.Submit(request_id="bad", prompt_token_ids=[2**32 - 1], sampling={"max_tokens": 1, "top_p": 1})
     ),
     "too many guesses": target_pb2.TargetCommand(propose={"request_id": "bad", "token_ids": TOO_MANY_GUESSES}),
+    "limit for too many guesses": target_pb2.TargetCommand(
+        set_draft_limit={"request_id": "bad", "max_draft_tokens": 33}
+    ),
 }
 
 

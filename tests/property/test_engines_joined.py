@@ -70,7 +70,7 @@ def unreliable(seed: int) -> Callable[[list[Any]], list[Any]]:
 @pytest.mark.parametrize("agreement", [1.0, 0.0, 0.6], ids=["right", "wrong", "fair"])
 def test_output_equals_plain_decoding(draft_len: int, agreement: float) -> None:
     clock = ManualClock()
-    target, draft = target_pool(draft_len=draft_len, clock=clock), draft_pool(agreement, clock=clock)
+    target, draft = target_pool(clock=clock), draft_pool(agreement, clock=clock)
     router = TinyRouter(target, draft)
     requests = submissions(6, draft_len, seed=draft_len)
     for request in requests:
@@ -94,7 +94,7 @@ def full_commits(commits: list[Commit]) -> list[Commit]:
 @pytest.mark.parametrize("draft_len", range(1, 9))
 def test_a_draft_equal_to_the_target_gives_an_acceptance_length_of_k_plus_one(draft_len: int) -> None:
     clock = ManualClock()
-    target, draft = target_pool(draft_len=draft_len, clock=clock), draft_pool(1.0, clock=clock)
+    target, draft = target_pool(clock=clock), draft_pool(1.0, clock=clock)
     router = TinyRouter(target, draft)
     num_rounds = 5
     request = Submit("r", (1, 2, 3), sampling(1 + num_rounds * (draft_len + 1), ignore_eos=True), draft_len)
@@ -117,7 +117,7 @@ def test_output_survives_any_fault_of_the_draft_stream(
     seed: int, draft_len: int, agreement: float, hold: HoldMode, mode: DraftLengthMode, num_blocks: int
 ) -> None:
     clock = ManualClock()
-    target = target_pool(num_blocks, draft_len, hold, mode, clock, max_hold_s=0.05)
+    target = target_pool(num_blocks, hold, mode, clock, max_hold_s=0.05)
     draft = draft_pool(agreement, num_blocks, clock=clock, max_sessions=3)
     router = TinyRouter(target, draft, unreliable(seed))
     requests = submissions(5, draft_len, seed)

@@ -13,7 +13,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.config import SpeculationConfig
-from cluster.messages import Close, Commit, Committed, DraftBlock, Drafter, GenerateRequest, Refusal, Submit
+from cluster.control.policy import SpeculationPolicy
+from cluster.messages import (
+    Close,
+    Commit,
+    Committed,
+    DraftBlock,
+    Drafter,
+    GenerateRequest,
+    Refusal,
+    SetDraftLimit,
+    Submit,
+)
 from cluster.router.observer import Outcome, RequestFinished, RequestStarted
 from cluster.transport.loopback import NO_FAULTS, Faults
 from tests.toy_cluster import IMPATIENT, STEADY, ToyCluster, collect, request, right_output, tokens_of, toy_cluster
@@ -77,7 +88,7 @@ async def test_output_survives_any_fault_of_the_draft_streams(
     seed: int, level: float, agreement: float, draft_len: int, close_after: int | None, repeats: bool
 ) -> None:
     def prepare(cluster: ToyCluster) -> None:
-        cluster.add_target(draft_len=draft_len, max_hold_s=0.002)
+        cluster.add_target(max_hold_s=0.002)
         for number in range(2):
             faults = faulty(seed + number, level, close_after=close_after)
             # A second copy of an Open that a replica has just refused would start a session that nobody owns.
@@ -124,6 +135,33 @@ async def test_output_survives_replicas_that_die_and_come_back(seed: int, drafte
             trouble.cancel()
             await asyncio.wait([trouble])
         await let_pools_settle(cluster)
+
+
+@settings(SETTINGS, max_examples=25)
+@given(seed=st.integers(0, 10**6), level=st.sampled_from([0.0, 0.1, 0.3]))
+async def test_output_survives_any_change_of_policy_and_any_fault_of_the_limits_sent_for_it(
+    seed: int, level: float
+) -> None:
+    chance = random.Random(seed)
+
+    def prepare(cluster: ToyCluster) -> None:
+        cluster.add_target(faulty(seed, level, only=(SetDraftLimit, DraftBlock)), max_hold_s=0.002)
+        cluster.add_draft(agreement=0.7)
+
+    async def change_policy(cluster: ToyCluster) -> None:
+        for version in range(1, 10**6):
+            drafter, longest = chance.choice(list(Drafter)), chance.choice((1, 4, 9, 32))
+            cluster.router.use_policy(SpeculationPolicy(version, chance.random() < 0.6, longest, drafter))
+            for _ in range(chance.randint(0, 20)):
+                await asyncio.sleep(0)
+
+    async with toy_cluster(prepare=prepare) as cluster:
+        trouble = asyncio.create_task(change_policy(cluster))
+        try:
+            await check(cluster, requests(seed))
+        finally:
+            trouble.cancel()
+            await asyncio.wait([trouble])
 
 
 async def check_outputs(cluster: ToyCluster, items: Sequence[GenerateRequest]) -> None:

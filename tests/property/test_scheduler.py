@@ -22,6 +22,7 @@ from cluster.messages import (
     FinishReason,
     HoldMode,
     SamplingParams,
+    SetDraftLimit,
     Submit,
 )
 from tests.fakes import ToyModel, ToyRunner
@@ -45,6 +46,7 @@ class Client:
     submit: Submit
     deadline: float | None
     output: list[int]
+    max_draft_tokens: int
     blocks: list[DraftBlock] = field(default_factory=list)
 
     @property
@@ -94,7 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_hold_s=MAX_HOLD_S,
         )
         self.kv = KVCacheManager(BlockPool(num_slots // block_size), block_size)
-        controller = DraftLengthController(DraftLengthConfig(max_draft_tokens=6, mode=mode, probe_interval=4))
+        controller = DraftLengthController(DraftLengthConfig(mode=mode, probe_interval=4))
         self.scheduler = Scheduler(self.config, self.kv, controller)
         self.runner = ToyRunner(block_size, MODEL)
 
@@ -141,7 +143,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_submitted += 1
         if self.scheduler.submit(submit, self.now) is None:
             deadline = None if submit.deadline_s is None else self.now + submit.deadline_s
-            self.clients[submit.request_id] = Client(submit, deadline, list(submit.output_token_ids))
+            output = list(submit.output_token_ids)
+            self.clients[submit.request_id] = Client(submit, deadline, output, submit.max_draft_tokens)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), num_right=st.integers(0, 8), num_wrong=st.integers(0, 3), age=st.integers(-2, 4))
@@ -174,6 +177,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def say_that_no_guess_will_come(self, data: st.DataObject) -> None:
         client = self.pick(data)
         self.scheduler.propose(DraftBlock(client.submit.request_id, len(client.committed), ()), self.now)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), max_draft_tokens=st.sampled_from([0, 0, 1, 4, 8, 32]))
+    def set_draft_limit(self, data: st.DataObject, max_draft_tokens: int) -> None:
+        client = self.pick(data)
+        client.max_draft_tokens = max_draft_tokens
+        self.scheduler.set_draft_limit(SetDraftLimit(client.submit.request_id, max_draft_tokens))
+        self.scheduler.set_draft_limit(SetDraftLimit("nobody", max_draft_tokens))
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
@@ -215,6 +226,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduled = self.schedule()
         if self.clients:
             self.propose(data, data.draw(st.integers(1, 8)), 0, 0)
+        self.run(scheduled)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), max_draft_tokens=st.sampled_from([0, 4]))
+    def step_with_a_draft_limit_coming_under_way(self, data: st.DataObject, max_draft_tokens: int) -> None:
+        scheduled = self.schedule()
+        if self.clients:
+            self.set_draft_limit(data, max_draft_tokens)
         self.run(scheduled)
 
     @rule()
@@ -278,7 +297,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             end = item.start + len(item.token_ids) - item.num_draft_tokens
             assert item.token_ids[: end - item.start] == client.committed[item.start : end]
             assert all(0 <= token_id < VOCAB_SIZE for token_id in item.token_ids)
-            assert item.num_draft_tokens <= min(client.submit.max_draft_tokens, 6)
+            assert item.num_draft_tokens <= client.max_draft_tokens
             assert len(client.output) + item.num_draft_tokens < client.submit.sampling.max_tokens
             assert end + item.num_draft_tokens < MAX_MODEL_LEN
             assert item.num_samples == (item.num_draft_tokens + 1 if end == len(client.committed) else 0)
@@ -315,7 +334,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert tuple(client.output) == output[: len(client.output)]
         assert may_end(commit.finish_reason)
         assert commit.next_draft_len <= max(0, client.submit.sampling.max_tokens - len(client.output) - 1)
-        assert commit.next_draft_len <= client.submit.max_draft_tokens
+        assert commit.next_draft_len <= client.max_draft_tokens
         if commit.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert (tuple(client.output), commit.finish_reason) == (output, finish_reason)
         elif commit.finish_reason is None:

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.core.cost_model import ArrivalCost, StepCost
 from cluster.core.draft_length import DraftLengthConfig, DraftLengthController, DraftLengthState
-from cluster.messages import DraftLengthMode
+from cluster.messages import MAX_DRAFT_TOKENS, DraftLengthMode
 
 pytestmark = pytest.mark.unit
 
@@ -19,7 +19,7 @@ def controller(
     per_guess_s: float = 0.005, overhead_s: float = 0.002, per_row_s: float = 0.0, hysteresis: float = 0.1
 ) -> DraftLengthController:
     """One that has measured a pool with these costs."""
-    made = DraftLengthController(DraftLengthConfig(max_draft_tokens=8, hysteresis=hysteresis))
+    made = DraftLengthController(DraftLengthConfig(hysteresis=hysteresis))
     for num_rows in (1, 2, 4, 8, 16, 64, 256):
         made.observe_step(num_rows, STEP_S + num_rows * per_row_s)
     pool = DraftLengthState(8)
@@ -40,18 +40,41 @@ def settle(made: DraftLengthController, accepted: int, num_sequences: int = 1) -
 
 @pytest.mark.parametrize(("remaining", "expected"), [(100, 5), (4, 3), (1, 0), (0, 0)])
 def test_a_fixed_length_leaves_room_for_the_targets_own_token(remaining: int, expected: int) -> None:
-    fixed = DraftLengthController(DraftLengthConfig(5, DraftLengthMode.FIXED))
-    assert fixed.next_draft_len(DraftLengthState(8), remaining, 1) == expected
+    fixed = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED))
+    assert fixed.next_draft_len(DraftLengthState(5), remaining, 1) == expected
 
 
-def test_a_request_may_ask_for_fewer_guesses_than_the_pool_allows() -> None:
-    fixed = DraftLengthController(DraftLengthConfig(5, DraftLengthMode.FIXED))
-    assert fixed.next_draft_len(DraftLengthState(2), 100, 1) == 2
-    assert fixed.next_draft_len(DraftLengthState(0), 100, 1) == 0
+@pytest.mark.parametrize("mode", DraftLengthMode)
+def test_a_request_asks_for_as_many_guesses_as_its_own_limit_says(mode: DraftLengthMode) -> None:
+    made = DraftLengthController(DraftLengthConfig(mode))
+    for limit in (0, 2, 20, MAX_DRAFT_TOKENS):
+        assert made.next_draft_len(DraftLengthState(limit), 100, 1) == limit
+    assert made.next_draft_len(DraftLengthState(1000), 100, 1) == MAX_DRAFT_TOKENS
+
+
+def test_a_wide_window_is_chosen_when_it_pays() -> None:
+    made = controller(per_guess_s=0.0001)
+    state = DraftLengthState(MAX_DRAFT_TOKENS)
+    for _ in range(400):
+        made.observe_acceptance(state, 8, 8)
+    assert made.next_draft_len(state, 1000, 1) > 20
+
+
+def test_a_limit_that_changes_counts_from_the_next_question_on() -> None:
+    made = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED))
+    state = DraftLengthState(4)
+    assert made.next_draft_len(state, 100, 1) == 4
+    made.set_limit(state, 2)
+    assert state.draft_len == 2  # no more are verified
+    made.set_limit(state, 8)
+    assert state.draft_len == 2  # no more were asked for
+    assert made.next_draft_len(state, 100, 1) == 8
+    made.set_limit(state, 0)
+    assert made.next_draft_len(state, 100, 1) == 0
 
 
 def test_before_anything_is_measured_it_asks_and_learns() -> None:
-    assert DraftLengthController(DraftLengthConfig(5)).next_draft_len(DraftLengthState(8), 100, 1) == 5
+    assert DraftLengthController(DraftLengthConfig()).next_draft_len(DraftLengthState(5), 100, 1) == 5
 
 
 def test_better_guesses_earn_a_wider_window() -> None:

@@ -91,7 +91,7 @@ def test_load_is_told_when_it_changes_but_not_too_often():
 
 
 def test_statistics_count_what_a_step_verified():
-    pool = target_pool(draft_len=3)
+    pool = target_pool()
     steps = []
     pool.engine.on_step = steps.append
     request = submit(max_tokens=20, max_draft_tokens=3)

@@ -11,7 +11,7 @@ from cluster.core.draft_length import DraftLengthConfig, DraftLengthController, 
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.core.step import SchedulerOutput
-from cluster.messages import Commit, DraftBlock, DraftLengthMode, HoldMode, Submit
+from cluster.messages import Commit, DraftBlock, DraftLengthMode, HoldMode, SetDraftLimit, Submit
 from tests.fakes import ToyModel, ToyRunner, sampling
 
 pytestmark = pytest.mark.unit
@@ -28,7 +28,7 @@ class Target:
     def __init__(self, hold: HoldMode, step_s: float = STEP_S) -> None:
         self.step_s = step_s
         config = SchedulerConfig(8, 64, 512, 8, vocab_size=50, hold=hold, max_hold_s=MAX_HOLD_S)
-        self.controller = DraftLengthController(DraftLengthConfig(4, DraftLengthMode.FIXED))
+        self.controller = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED))
         self.scheduler = Scheduler(config, KVCacheManager(BlockPool(200), 16), self.controller)
         self.runner = ToyRunner(16, MODEL)
         self.request = Submit("a", PROMPT, sampling(400), max_draft_tokens=4)
@@ -140,6 +140,25 @@ def test_a_deadline_of_any_request_ends_the_sleep() -> None:
     waiting = replace(target.request, request_id="b", deadline_s=0.1)
     assert target.scheduler.submit(waiting, now) is None
     assert target.schedule().wake_at == pytest.approx(now + 0.1)
+
+
+def test_a_limit_of_none_ends_the_wait_at_once_and_no_later_step_waits() -> None:
+    target = Target(HoldMode.DEADLINE)
+    assert target.schedule().scheduled == ()
+    target.scheduler.set_draft_limit(SetDraftLimit("a", 0))
+    for _ in range(3):
+        assert target.step().next_draft_len == 0
+    assert target.holds == {"declined": 1}
+    target.scheduler.set_draft_limit(SetDraftLimit("a", 2))
+    assert target.step().next_draft_len == 2
+    assert target.schedule().scheduled == ()
+
+
+def test_guesses_that_came_before_a_limit_of_none_are_not_verified() -> None:
+    target = Target(HoldMode.DEADLINE)
+    target.propose()
+    target.scheduler.set_draft_limit(SetDraftLimit("a", 0))
+    assert target.step().num_draft_tokens == 0
 
 
 def test_a_quick_draft_is_worth_a_hold() -> None:

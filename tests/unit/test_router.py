@@ -11,6 +11,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.control.policy import SpeculationPolicy
 from cluster.core.speculation import FallbackCause
 from cluster.messages import (
+    Commit,
     Drafter,
     ErrorKind,
     FinishReason,
@@ -234,6 +235,81 @@ async def test_withdrawing_speculation_takes_effect_on_running_requests() -> Non
         assert [event.cause for event in cluster.observer.of(FellBack)] == [FallbackCause.WITHDRAWN]
         assert len(deltas) > 80  # plain steps
         await cluster.until(cluster.is_free)
+
+
+def commits_of(cluster: ToyCluster) -> list[Commit]:
+    """What the only target commits from now on."""
+    engine = cluster.hosts["target-1"].pool.engine
+    commits: list[Commit] = []
+    publish = engine.on_events
+
+    def record(events: list[object]) -> None:
+        commits.extend(event for event in events if isinstance(event, Commit))
+        publish(events)
+
+    engine.on_events = record
+    return commits
+
+
+async def test_a_policy_that_turns_on_and_off_again_is_followed_by_running_requests_and_off_costs_no_wait() -> None:
+    off = SpeculationConfig(max_draft_tokens=4, enabled=False)
+    async with toy_cluster(0, 1, prepare=holding_target, speculation=off) as cluster:
+        commits = commits_of(cluster)
+        item = request(max_tokens=100)
+        deltas = []
+        async for delta in cluster.router.generate(item):
+            deltas.append(delta)
+            if len(deltas) in (3, 12):
+                turns_on = len(deltas) == 3
+                cluster.router.use_policy(SpeculationPolicy(version=len(deltas), enabled=turns_on, max_draft_tokens=4))
+        assert tokens_of(deltas) == right_output(item)
+        asked = [commit.next_draft_len for commit in commits]
+        first, last = (pick(i for i, length in enumerate(asked) if length) for pick in (min, max))
+        assert set(asked[:first]) == {0}
+        assert set(asked[first : last + 1]) == {4}
+        assert len(asked[last + 1 :]) > 20  # plain steps: nothing was asked for, so nothing was waited for
+        assert [len(commit.token_ids) for commit in commits[first + 1 : last]] == [5] * (last - first - 1)
+        assert last - first > 1
+        await cluster.until(cluster.is_free)
+
+
+async def test_a_request_that_wants_a_draft_model_speculates_as_soon_as_one_is_ready() -> None:
+    speculation = SpeculationConfig(max_draft_tokens=4, drafter=Drafter.MODEL)
+    async with toy_cluster(0, 0, prepare=holding_target, speculation=speculation) as cluster:
+        commits = commits_of(cluster)
+        item = request(max_tokens=100)
+        deltas = []
+        async for delta in cluster.router.generate(item):
+            deltas.append(delta)
+            if len(deltas) == 5:
+                assert not any(commit.next_draft_len for commit in commits)
+                cluster.add_draft()
+                await cluster.router.refresh()
+        assert tokens_of(deltas) == right_output(item)
+        assert sum(commit.num_accepted_tokens for commit in commits) > 50
+        await cluster.until(cluster.is_free)
+
+
+async def test_a_wider_window_takes_effect_on_running_requests() -> None:
+    async with toy_cluster(0, 1, prepare=holding_target) as cluster:
+        commits = commits_of(cluster)
+        item = request(max_tokens=100)
+        deltas = []
+        async for delta in cluster.router.generate(item):
+            deltas.append(delta)
+            if len(deltas) == 3:
+                cluster.router.use_policy(SpeculationPolicy(version=1, max_draft_tokens=9))
+        assert tokens_of(deltas) == right_output(item)
+        assert {4, 9} <= {commit.num_draft_tokens for commit in commits}
+
+
+async def test_a_request_may_ask_for_a_wider_window_than_the_default() -> None:
+    async with toy_cluster(0, 1, prepare=holding_target) as cluster:
+        item = request(max_tokens=121, speculation=SpeculationOverride(max_draft_tokens=23))
+        deltas = await collect(cluster.router, item)
+        assert tokens_of(deltas) == right_output(item)
+        assert deltas[-1].stats is not None
+        assert deltas[-1].stats.num_steps == 6  # the prompt's, then five times 23 guesses and a bonus
 
 
 # --- targets that die, refuse or hang --------------------------------------------------------------------------------

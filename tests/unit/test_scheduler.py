@@ -48,7 +48,7 @@ class Target:
     def __init__(self, config: SchedulerConfig = CONFIG, num_blocks: int = 64, block_size: int = 4) -> None:
         self.now = 0.0
         self.kv = KVCacheManager(BlockPool(num_blocks), block_size)
-        controller = DraftLengthController(DraftLengthConfig(4, DraftLengthMode.FIXED))
+        controller = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED))
         self.scheduler = Scheduler(config, self.kv, controller)
         self.runner = ToyRunner(block_size, MODEL)
 

@@ -21,6 +21,7 @@ from cluster.messages import (
     Refusal,
     RefusalReason,
     SamplingParams,
+    SetDraftLimit,
 )
 from cluster.transport.draft_stream import DraftOwners
 from cluster.transport.hub import PoolHub
@@ -58,6 +59,8 @@ def test_a_connection_commands_only_its_own_requests() -> None:
     assert owners.admit(theirs, Abort("a")) == ()
     assert owners.admit(mine, DraftBlock("unknown", 3, (4,))) == ()
     assert owners.admit(mine, DraftBlock("a", 3, (4,))) == (DraftBlock("a", 3, (4,)),)
+    assert owners.admit(theirs, SetDraftLimit("a", 3)) == ()
+    assert owners.admit(mine, SetDraftLimit("a", 3)) == (SetDraftLimit("a", 3),)
 
 
 def test_a_repeated_submit_is_dropped_and_the_request_runs_on() -> None:

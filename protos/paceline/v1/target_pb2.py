@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.paceline.v1 import common_pb2 as protos_dot_paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x1fprotos/paceline/v1/common.proto\"\xe3\x01\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x18\n\x10max_draft_tokens\x18\x04 \x01(\r\x12\x18\n\x10output_token_ids\x18\x05 \x03(\r\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x17\n\ndeadline_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06tenant\x18\x08 \x01(\tB\r\n\x0b_deadline_s\"\x1b\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x92\x01\n\rTargetCommand\x12%\n\x06submit\x18\x01 \x01(\x0b\x32\x13.paceline.v1.SubmitH\x00\x12*\n\x07propose\x18\x02 \x01(\x0b\x32\x17.paceline.v1.DraftBlockH\x00\x12#\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x12.paceline.v1.AbortH\x00\x42\t\n\x07\x63ommand\">\n\x0eTargetCommands\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\"j\n\x0bStepTimings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x12\x0e\n\x06held_s\x18\x03 \x01(\x01\x12\x14\n\x0cround_trip_s\x18\x04 \x01(\x01\x12\x14\n\x0c\x64raft_time_s\x18\x05 \x01(\x01\"\x9b\x02\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x16\n\x0enext_draft_len\x18\x04 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x06 \x01(\r\x12\x30\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12)\n\x07timings\x18\t \x01(\x0b\x32\x18.paceline.v1.StepTimings\"\x8d\x01\n\x0bTargetEvent\x12%\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x13.paceline.v1.CommitH\x00\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.paceline.v1.RefusalH\x00\x12%\n\x04load\x18\x03 \x01(\x0b\x32\x15.paceline.v1.PoolLoadH\x00\x42\x07\n\x05\x65vent\"8\n\x0cTargetEvents\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.paceline.v1.TargetEvent2V\n\rTargetService\x12\x45\n\x07\x43onnect\x12\x1b.paceline.v1.TargetCommands\x1a\x19.paceline.v1.TargetEvents(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x1fprotos/paceline/v1/common.proto\"\xe3\x01\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x18\n\x10max_draft_tokens\x18\x04 \x01(\r\x12\x18\n\x10output_token_ids\x18\x05 \x03(\r\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x17\n\ndeadline_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06tenant\x18\x08 \x01(\tB\r\n\x0b_deadline_s\"=\n\rSetDraftLimit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x02 \x01(\r\"\x1b\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xc9\x01\n\rTargetCommand\x12%\n\x06submit\x18\x01 \x01(\x0b\x32\x13.paceline.v1.SubmitH\x00\x12*\n\x07propose\x18\x02 \x01(\x0b\x32\x17.paceline.v1.DraftBlockH\x00\x12#\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x12.paceline.v1.AbortH\x00\x12\x35\n\x0fset_draft_limit\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.SetDraftLimitH\x00\x42\t\n\x07\x63ommand\">\n\x0eTargetCommands\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\"j\n\x0bStepTimings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x12\x0e\n\x06held_s\x18\x03 \x01(\x01\x12\x14\n\x0cround_trip_s\x18\x04 \x01(\x01\x12\x14\n\x0c\x64raft_time_s\x18\x05 \x01(\x01\"\x9b\x02\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x16\n\x0enext_draft_len\x18\x04 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x06 \x01(\r\x12\x30\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12)\n\x07timings\x18\t \x01(\x0b\x32\x18.paceline.v1.StepTimings\"\x8d\x01\n\x0bTargetEvent\x12%\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x13.paceline.v1.CommitH\x00\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.paceline.v1.RefusalH\x00\x12%\n\x04load\x18\x03 \x01(\x0b\x32\x15.paceline.v1.PoolLoadH\x00\x42\x07\n\x05\x65vent\"8\n\x0cTargetEvents\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.paceline.v1.TargetEvent2V\n\rTargetService\x12\x45\n\x07\x43onnect\x12\x1b.paceline.v1.TargetCommands\x1a\x19.paceline.v1.TargetEvents(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,20 +34,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SUBMIT']._serialized_start=82
   _globals['_SUBMIT']._serialized_end=309
-  _globals['_ABORT']._serialized_start=311
-  _globals['_ABORT']._serialized_end=338
-  _globals['_TARGETCOMMAND']._serialized_start=341
-  _globals['_TARGETCOMMAND']._serialized_end=487
-  _globals['_TARGETCOMMANDS']._serialized_start=489
-  _globals['_TARGETCOMMANDS']._serialized_end=551
-  _globals['_STEPTIMINGS']._serialized_start=553
-  _globals['_STEPTIMINGS']._serialized_end=659
-  _globals['_COMMIT']._serialized_start=662
-  _globals['_COMMIT']._serialized_end=945
-  _globals['_TARGETEVENT']._serialized_start=948
-  _globals['_TARGETEVENT']._serialized_end=1089
-  _globals['_TARGETEVENTS']._serialized_start=1091
-  _globals['_TARGETEVENTS']._serialized_end=1147
-  _globals['_TARGETSERVICE']._serialized_start=1149
-  _globals['_TARGETSERVICE']._serialized_end=1235
+  _globals['_SETDRAFTLIMIT']._serialized_start=311
+  _globals['_SETDRAFTLIMIT']._serialized_end=372
+  _globals['_ABORT']._serialized_start=374
+  _globals['_ABORT']._serialized_end=401
+  _globals['_TARGETCOMMAND']._serialized_start=404
+  _globals['_TARGETCOMMAND']._serialized_end=605
+  _globals['_TARGETCOMMANDS']._serialized_start=607
+  _globals['_TARGETCOMMANDS']._serialized_end=669
+  _globals['_STEPTIMINGS']._serialized_start=671
+  _globals['_STEPTIMINGS']._serialized_end=777
+  _globals['_COMMIT']._serialized_start=780
+  _globals['_COMMIT']._serialized_end=1063
+  _globals['_TARGETEVENT']._serialized_start=1066
+  _globals['_TARGETEVENT']._serialized_end=1207
+  _globals['_TARGETEVENTS']._serialized_start=1209
+  _globals['_TARGETEVENTS']._serialized_end=1265
+  _globals['_TARGETSERVICE']._serialized_start=1267
+  _globals['_TARGETSERVICE']._serialized_end=1353
 # @@protoc_insertion_point(module_scope)

@@ -27,6 +27,14 @@ class Submit(_message.Message):
     tenant: str
     def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_draft_tokens: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
+class SetDraftLimit(_message.Message):
+    __slots__ = ("request_id", "max_draft_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    max_draft_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+
 class Abort(_message.Message):
     __slots__ = ("request_id",)
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -34,14 +42,16 @@ class Abort(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
-    __slots__ = ("submit", "propose", "abort")
+    __slots__ = ("submit", "propose", "abort", "set_draft_limit")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    SET_DRAFT_LIMIT_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     propose: _common_pb2.DraftBlock
     abort: Abort
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., propose: _Optional[_Union[_common_pb2.DraftBlock, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+    set_draft_limit: SetDraftLimit
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., propose: _Optional[_Union[_common_pb2.DraftBlock, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., set_draft_limit: _Optional[_Union[SetDraftLimit, _Mapping]] = ...) -> None: ...
 
 class TargetCommands(_message.Message):
     __slots__ = ("commands",)

@@ -67,9 +67,10 @@ class CloseDraft:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Give these tokens to the client."""
+    """Give these tokens to the client. `drafter`: whose guesses the commit has verified, NONE if it has none."""
 
     commit: Commit
+    drafter: Drafter = Drafter.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class SpeculationSession:
         self._epoch = 0
         self._watch = DraftWatch(self._limits.patience)
         self._ngram: NgramIndex | None = None
+        self._proposers: list[tuple[int, Drafter]] = []  # who proposes, from which committed length on
 
     @property
     def drafter(self) -> Drafter:
@@ -172,10 +174,10 @@ class SpeculationSession:
         actions: list[Action] = []
         for commit in overtaken:  # the target has gone on from these: it wants no guesses after them any more
             actions += self._forward(replace(commit, next_draft_len=0), now)
-        return [*actions, *self._forward(latest, now), *map(Emit, taken)]
+        return [*actions, *self._forward(latest, now), *map(self._emit, taken)]
 
     def on_block(self, block: DraftBlock, now: float) -> list[Action]:
-        """Guesses from the draft session: proposed if they still apply, cut to what does."""
+        """Guesses from the draft session: proposed if they still apply."""
         if block.epoch != self._epoch or self._drafter is not Drafter.MODEL:
             return [Dropped(DropCause.OLD_EPOCH)]
         self._watch.hear()
@@ -183,11 +185,10 @@ class SpeculationSession:
             return [Dropped(DropCause.EARLY_BLOCK)]
         if block.committed_len == self._watch.asked_len:
             return self._finish_round(block, now)
-        guesses = self._still_valid(block)
-        if not guesses:
+        if not self._is_of_use(block):
             return [Dropped(DropCause.OLD_BLOCK)]
         self._watch.help_late()
-        return [Propose(replace(block, committed_len=self.committed_len, token_ids=guesses))]
+        return [self._propose(self._cut(block), Drafter.MODEL)]
 
     def on_draft_lost(self, cause: FallbackCause) -> list[Action]:
         """The draft session is gone; the request goes on without until the next decision."""
@@ -202,6 +203,20 @@ class SpeculationSession:
         self._drafter = Drafter.NONE
         self._ngram = None
         return [CloseDraft()] if was_open else []
+
+    # --- proposals ---------------------------------------------------------------------------------------------------
+
+    def _propose(self, block: DraftBlock, drafter: Drafter) -> Propose:
+        """Remember whose guesses they are: by the time they are verified, another drafter may have taken over."""
+        if block.token_ids and (not self._proposers or self._proposers[-1][1] is not drafter):
+            self._proposers.append((block.committed_len, drafter))
+        return Propose(block)
+
+    def _emit(self, commit: Commit) -> Emit:
+        if commit.num_draft_tokens == 0:
+            return Emit(commit)
+        earlier = (drafter for first_len, drafter in reversed(self._proposers) if first_len <= commit.base_len)
+        return Emit(commit, next(earlier, Drafter.NONE))
 
     # --- a commit ----------------------------------------------------------------------------------------------------
 
@@ -228,7 +243,7 @@ class SpeculationSession:
     def _guess(self, num_wanted: int) -> list[Action]:
         """An n-gram proposal, or word that none will come."""
         guesses = self._ngram.guess(num_wanted) if self._ngram is not None else ()
-        proposal = Propose(self._block(guesses))
+        proposal = self._propose(self._block(guesses), Drafter.NGRAM)
         return [proposal, RoundDone(Drafter.NGRAM, 0.0, 0.0, len(guesses))] if guesses else [proposal]
 
     def _block(self, token_ids: tuple[int, ...]) -> DraftBlock:
@@ -239,18 +254,24 @@ class SpeculationSession:
     def _finish_round(self, block: DraftBlock, now: float) -> list[Action]:
         round_trip_s = now - self._watch.asked_at
         self._watch.answer()
-        guesses = block.token_ids[: self._max_draft_tokens]
-        done = RoundDone(Drafter.MODEL, round_trip_s, block.draft_time_s, len(guesses))
-        return [Propose(replace(block, token_ids=guesses)), done]
+        block = self._cut(block)
+        done = RoundDone(Drafter.MODEL, round_trip_s, block.draft_time_s, len(block.token_ids))
+        return [self._propose(block, Drafter.MODEL), done]
 
-    def _still_valid(self, block: DraftBlock) -> tuple[int, ...]:
-        """The guesses beyond what was committed since, if all of that was guessed right and more is awaited."""
+    def _is_of_use(self, block: DraftBlock) -> bool:
+        """Whether a late block guessed right what was committed since, and more, and more is awaited.
+
+        It goes to the target as it is, with its own stamp: that tells how long it took, and how good it was.
+        """
         num_committed = self.committed_len - block.committed_len
-        if self._watch.asked_len is None or num_committed == 0:
-            return ()
-        if list(block.token_ids[:num_committed]) != self._log.token_ids[block.committed_len :]:
-            return ()
-        return block.token_ids[num_committed : num_committed + self._max_draft_tokens]
+        if self._watch.asked_len is None or not 0 < num_committed < len(block.token_ids):
+            return False
+        return list(block.token_ids[:num_committed]) == self._log.token_ids[block.committed_len :]
+
+    def _cut(self, block: DraftBlock) -> DraftBlock:
+        """At most as many guesses beyond what is committed as the decision allows."""
+        num_committed = self.committed_len - block.committed_len
+        return replace(block, token_ids=block.token_ids[: num_committed + self._max_draft_tokens])
 
     # --- changing drafters -------------------------------------------------------------------------------------------
 

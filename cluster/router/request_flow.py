@@ -230,8 +230,8 @@ class RequestFlow:
                     self._on_draft_lost()
             case Propose(block):
                 self._target.send(block)
-            case Emit(commit):
-                self._emit(commit)
+            case Emit(commit, drafter):
+                self._emit(commit, drafter)
             case RoundDone():
                 self._count_round(action)
             case Dropped(cause):
@@ -252,10 +252,10 @@ class RequestFlow:
         else:
             self._draft.close()
 
-    def _emit(self, commit: Commit) -> None:
+    def _emit(self, commit: Commit, drafter: Drafter) -> None:
         self._model.totals.add(commit)
         if commit.num_draft_tokens:
-            self._count_verification(commit)
+            self._count_verification(commit, drafter)
         self._target.progress()
         self._delivery.push(commit)
         if commit.finish_reason is not None:
@@ -269,12 +269,12 @@ class RequestFlow:
             RoundFinished(self._labels, done.drafter, done.round_trip_s, done.draft_time_s, done.num_draft_tokens)
         )
 
-    def _count_verification(self, commit: Commit) -> None:
+    def _count_verification(self, commit: Commit, drafter: Drafter) -> None:
         timings = commit.timings
         self._context.observer.block_verified(
             BlockVerified(
                 self._labels,
-                self.last_drafter,
+                drafter,
                 timings.round_trip_s,
                 timings.draft_time_s,
                 commit.num_draft_tokens,

@@ -50,6 +50,10 @@ def proposals(actions: list[Action]) -> list[tuple[int, tuple[int, ...]]]:
     return [(a.block.committed_len, a.block.token_ids) for a in actions if isinstance(a, Propose)]
 
 
+def drafters(actions: list[Action]) -> list[Drafter]:
+    return [action.drafter for action in actions if isinstance(action, Emit)]
+
+
 def test_starting_with_a_draft_model_opens_a_session_on_the_prompt() -> None:
     fresh = SpeculationSession("r", PROMPT, SAMPLING, tenant="t")
     assert fresh.on_decision(Drafter.MODEL, 4) == [OpenDraft(Open("r", 1, PROMPT, SAMPLING, 0, "t"))]
@@ -86,11 +90,35 @@ def test_a_block_is_taken_once() -> None:
     assert speculation.on_block(block(4, 8), 0.2) == [Dropped(DropCause.OLD_BLOCK)]
 
 
-def test_a_late_block_whose_beginning_came_true_is_cut_to_the_rest() -> None:
-    speculation = session()
+def test_a_late_block_whose_beginning_came_true_is_proposed_with_its_own_stamp() -> None:
+    """So that the target sees how long it took from the commit that asked for it."""
+    speculation = session(max_draft_tokens=2)
     speculation.on_commit(commit(3, 7), 0.0)
     speculation.on_commit(commit(4, 8), 0.1)
-    assert proposals(speculation.on_block(block(4, 8, 9, 10), 0.2)) == [(5, (9, 10))]
+    assert proposals(speculation.on_block(block(4, 8, 9, 10, 11), 0.2)) == [(4, (8, 9, 10))]
+
+
+def test_a_verification_names_the_drafter_of_its_guesses_not_the_present_one() -> None:
+    speculation = session()
+    speculation.on_commit(commit(3, 7), 0.0)
+    speculation.on_block(block(4, 2), 0.1)
+    speculation.on_decision(Drafter.NGRAM, 4)
+    actions = speculation.on_commit(commit(4, 2, 3, num_draft_tokens=1), 0.2)
+    assert proposals(actions) == [(6, (7, 2, 3, 7))]
+    assert drafters(actions) == [Drafter.MODEL]
+    speculation.on_decision(Drafter.MODEL, 4)
+    assert drafters(speculation.on_commit(commit(6, 7, 8, num_draft_tokens=3), 0.3)) == [Drafter.NGRAM]
+    assert drafters(speculation.on_commit(commit(8, 5), 0.4)) == [Drafter.NONE]
+
+
+def test_a_verification_names_the_drafter_even_if_commits_overtake_each_other() -> None:
+    speculation = session(Drafter.NGRAM)
+    speculation.on_commit(commit(3, 1, 2), 0.0)
+    speculation.on_decision(Drafter.MODEL, 4)
+    second = commit(6, 9, 1, num_draft_tokens=1)
+    assert speculation.on_commit(second, 0.1) == []
+    actions = speculation.on_commit(commit(5, 3, num_draft_tokens=2), 0.1)
+    assert drafters(actions) == [Drafter.NGRAM, Drafter.NGRAM]
 
 
 @pytest.mark.parametrize("late", [block(4, 6, 9), block(4, 8), block(4)], ids=["wrong", "used up", "empty"])
@@ -143,7 +171,7 @@ def test_a_late_block_that_helps_is_no_reason_to_give_up() -> None:
     speculation.on_commit(commit(3, 8), 0.0)
     for length in range(4, 30):
         speculation.on_commit(commit(length, 8), 0.1)
-        assert proposals(speculation.on_block(block(length, 8, 8), 0.1)) == [(length + 1, (8,))]
+        assert proposals(speculation.on_block(block(length, 8, 8), 0.1)) == [(length, (8, 8))]
     assert speculation.drafter is Drafter.MODEL
 
 

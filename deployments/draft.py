@@ -26,7 +26,7 @@ class DraftReplica:
         engine.on_events = hub.publish
         self._host = await PoolHost.start(engine, hub, model.name, Pool.DRAFT)
 
-    def record_replica_metadata(self) -> dict[str, str]:
+    def record_replica_metadata(self) -> dict[str, object]:
         return self._host.describe()
 
     def check_health(self) -> None:

@@ -36,6 +36,7 @@ class PoolHost(Generic[CommandT, EventT]):
         hub: PoolHub[CommandT, EventT],
         model: str,
         pool: Pool,
+        max_model_len: int | None = None,
     ) -> PoolHost[CommandT, EventT]:
         """Serve `engine`, which `hub` is bound to, on a free port of this node and on the running event loop."""
         registry = CollectorRegistry()
@@ -47,11 +48,11 @@ class PoolHost(Generic[CommandT, EventT]):
         replica_id = ray.get_runtime_context().get_actor_id()
         resources = ExitStack()
         metrics_address = resources.enter_context(serve_metrics(registry, host))
-        info = ReplicaInfo(replica_id, server.address, model, pool, metrics_address)
+        info = ReplicaInfo(replica_id, server.address, model, pool, metrics_address, max_model_len)
         return cls(engine, server, info, resources)
 
-    def describe(self) -> dict[str, str]:
-        """The replica's metadata: how a router finds it."""
+    def describe(self) -> dict[str, object]:
+        """The replica's metadata: how a router finds it, and what it takes."""
         return asdict(self.info)
 
     def check_health(self) -> None:

@@ -22,9 +22,9 @@ class TargetReplica:
         hub = PoolHub(TARGET_PROTOCOL)
         hub.bind(engine)
         engine.on_events = hub.publish
-        self._host = await PoolHost.start(engine, hub, model.name, Pool.TARGET)
+        self._host = await PoolHost.start(engine, hub, model.name, Pool.TARGET, engine.max_model_len)
 
-    def record_replica_metadata(self) -> dict[str, str]:
+    def record_replica_metadata(self) -> dict[str, object]:
         return self._host.describe()
 
     def check_health(self) -> None:

@@ -135,7 +135,9 @@ class ToyCluster:
         hub = PoolHub[Any, Any](protocol)
         pool.engine.on_events = hub.publish
         hub.bind(pool.engine)
-        self.hosts[replica_id] = Host(ReplicaInfo(replica_id, replica_id, MODEL, name), pool, hub, faults)
+        max_len = pool.engine.max_model_len if name is PoolName.TARGET else None
+        info = ReplicaInfo(replica_id, replica_id, MODEL, name, max_model_len=max_len)
+        self.hosts[replica_id] = Host(info, pool, hub, faults)
         return self.hosts[replica_id]
 
     async def kill(self, host: Host) -> None:

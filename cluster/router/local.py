@@ -91,7 +91,12 @@ class LocalSystem:
                     await asyncio.to_thread(engine.stop)
 
     async def _discover(self) -> list[ReplicaInfo]:
-        targets = [ReplicaInfo(f"{name}-target", "in-process", name, Pool.TARGET) for name in self._target_hubs]
+        targets = [
+            ReplicaInfo(
+                f"{name}-target", "in-process", name, Pool.TARGET, max_model_len=self._models[name].target.max_model_len
+            )
+            for name in self._target_hubs
+        ]
         drafts = [ReplicaInfo(f"{name}-draft", "in-process", name, Pool.DRAFT) for name in self._draft_hubs]
         return targets + drafts
 

@@ -28,13 +28,17 @@ class Pool(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """Where a pool replica is. `address` is host:port of its stream server."""
+    """Where a pool replica is, and what it can do. `address` is host:port of its stream server.
+
+    max_model_len: tokens of the longest sequence that a target replica takes.
+    """
 
     replica_id: str
     address: str
     model: str
     pool: Pool
     metrics_address: str | None = None
+    max_model_len: int | None = None
 
 
 Discover = Callable[[], Awaitable[Sequence[ReplicaInfo]]]
@@ -122,6 +126,7 @@ class ReplicaSet(Generic[CommandT, EventT]):
         self._reconnects: dict[str, _Reconnect] = {}  # by replica_id, of replicas whose stream has ended
         self._num_connections = 0
         self.on_change: Callable[[], None] | None = None  # a replica came or went
+        self.max_model_len: int | None = None  # the shortest of the replicas discovered last, while there were any
 
     @property
     def num_ready(self) -> int:
@@ -140,6 +145,8 @@ class ReplicaSet(Generic[CommandT, EventT]):
     def update(self, infos: Iterable[ReplicaInfo]) -> None:
         """Connect to what is new, reconnect what was lost and is still there, retire what is gone."""
         wanted = {info.replica_id: info for info in infos}
+        lengths = [info.max_model_len for info in wanted.values() if info.max_model_len is not None]
+        self.max_model_len = min(lengths, default=self.max_model_len)
         for replica in self._replicas.values():
             replica.is_retired = replica.info.replica_id not in wanted
         connected = {replica.info.replica_id for replica in self._replicas.values() if replica.is_usable}

@@ -60,11 +60,17 @@ class ServedModel:
 
     name: str
     tokenizer: Tokenizer
-    max_model_len: int
+    configured_max_len: int
     targets: TargetReplicas
     drafts: DraftReplicas | None
     admission: Admission
     totals: Totals = field(default_factory=Totals)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence that every target replica takes; as configured until one has said so."""
+        published = self.targets.max_model_len
+        return self.configured_max_len if published is None else published
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ class Engine(EngineLoop[TargetCommand, TargetEvent]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(TargetWork(scheduler), runner, on_events, on_step, clock)
+        self.max_model_len = scheduler.config.max_model_len  # tokens of the longest sequence, prompt and output
 
 
 def step_stats(

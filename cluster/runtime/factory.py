@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from cluster.config import Device, PoolConfig, SpeculationConfig
 from cluster.core.block_pool import BlockPool
 from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
@@ -11,6 +13,8 @@ from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.runtime.drafter import DraftEngine
 from cluster.runtime.engine import Engine
 from cluster.runtime.model_runner import ModelRunner, build_runner
+
+logger = logging.getLogger(__name__)
 
 
 def load_engine(pool: PoolConfig, speculation: SpeculationConfig, device: Device) -> Engine:
@@ -31,7 +35,7 @@ def target_engine(runner: ModelRunner, pool: PoolConfig, speculation: Speculatio
     config = SchedulerConfig(
         max_num_seqs=pool.max_num_seqs,
         max_num_batched_tokens=pool.max_num_batched_tokens,
-        max_model_len=runner.max_model_len,
+        max_model_len=_max_model_len(runner, pool),
         max_queued=pool.max_queued,
         vocab_size=runner.vocab_size,
         eos_token_ids=runner.eos_token_ids,
@@ -41,6 +45,19 @@ def target_engine(runner: ModelRunner, pool: PoolConfig, speculation: Speculatio
     lengths = DraftLengthConfig(speculation.draft_length)
     kv = KVCacheManager(BlockPool(runner.num_blocks), pool.block_size)
     return Engine(Scheduler(config, kv, DraftLengthController(lengths)), runner)
+
+
+def _max_model_len(runner: ModelRunner, pool: PoolConfig) -> int:
+    """Tokens of the longest sequence: what configuration and model allow, or what fits all of the KV blocks."""
+    num_slots = runner.num_blocks * pool.block_size
+    if num_slots < runner.max_model_len:
+        logger.warning(
+            "%s: %d KV blocks limit sequences to %d tokens, not %d; raise kv_blocks or kv_memory_fraction",
+            pool.path, runner.num_blocks, num_slots, runner.max_model_len,
+        )  # fmt: skip
+    else:
+        logger.info("%s: sequences have at most %d tokens", pool.path, runner.max_model_len)
+    return min(runner.max_model_len, num_slots)
 
 
 def draft_engine(runner: ModelRunner, pool: PoolConfig) -> DraftEngine:

@@ -47,6 +47,28 @@ def draft_engine(models: Path, name: str) -> DraftEngine:
     return load_draft_engine(pool_config(models / name), str(models / "target"), Device.CPU)
 
 
+@pytest.mark.parametrize(
+    ("limits", "max_model_len", "warns"),
+    [
+        ({"max_model_len": 128}, 128, False),
+        ({"max_model_len": 8192}, 256, False),  # the model's own
+        ({"max_model_len": 8192, "kv_blocks": 10}, 40, True),
+    ],
+)
+def test_the_longest_sequence_is_what_configuration_model_and_kv_blocks_all_allow(
+    models: Path, limits: dict[str, int], max_model_len: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = pool_config(models / "target").model_copy(update=limits)
+    engine = load_engine(config, ROUNDS, Device.CPU)
+    assert engine.max_model_len == max_model_len
+    assert [record.levelname for record in caplog.records if "KV blocks limit" in record.message] == ["WARNING"] * warns
+    target = pool(engine)
+    everything = Submit("r", (5, 17, 80), sampling(max_model_len - 3, ignore_eos=True))
+    engine.handle([everything])
+    target.run()
+    assert len(target.output("r")) == max_model_len - 3
+
+
 def pool(engine: Engine | DraftEngine) -> Pool:
     built = Pool(engine, runner=None, kv=None)  # type: ignore[arg-type]
     engine.on_events = built.events.extend

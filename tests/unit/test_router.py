@@ -431,6 +431,21 @@ async def test_what_a_target_can_never_run_is_the_client_s_fault() -> None:
         await cluster.until(cluster.is_free)
 
 
+async def test_the_longest_sequence_is_what_every_target_replica_takes() -> None:
+    """As the replicas publish it: their models and KV pools may hold less than what is configured."""
+    async with toy_cluster() as cluster:
+        lengths = [cluster.router.max_model_len("toy")]
+        for options in ({"max_model_len": 96}, {"max_model_len": 64}):
+            cluster.add_target(**options)
+            await cluster.router.refresh()
+            lengths.append(cluster.router.max_model_len("toy"))
+        for replica_id in ("target-2", "target-1"):
+            await cluster.kill(cluster.hosts[replica_id])
+            await cluster.router.refresh()
+            lengths.append(cluster.router.max_model_len("toy"))
+        assert lengths == [128, 96, 64, 96, 96]  # the last known one stays while nobody is there
+
+
 async def test_what_went_wrong_inside_a_replica_is_logged_once_and_not_told_to_clients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

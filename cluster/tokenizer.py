@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CUT = "\udfff"  # a lone surrogate, which no text that can be encoded holds: pieces on its sides are encoded apart
 
 ChatRenderer = Callable[[Sequence[Mapping[str, str]]], str]
 
@@ -52,13 +53,12 @@ class Vocabulary:
 class Tokenizer:
     """Owns one model's vocabulary, encoder and chat template; immutable, safe to share between threads."""
 
-    def __init__(
-        self, backend: tokenizers.Tokenizer, render_chat: ChatRenderer | None, eos_token_ids: Iterable[int]
-    ) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, render_chat: ChatRenderer | None) -> None:
         self._backend = backend
         self._render_chat = render_chat
-        self.eos_token_ids = frozenset(eos_token_ids)
         self.vocabulary = read_vocabulary(backend)
+        added = backend.get_added_tokens_decoder().values()
+        self._special_texts = [token.content for token in added if token.special and len(token.content) > 1]
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -75,8 +75,7 @@ class Tokenizer:
         backend = getattr(source, "backend_tokenizer", None)
         if backend is None:
             raise TokenizerError(f"the tokenizer in {path} has no fast version (tokenizer.json)")
-        eos = _generation_eos(path) | ({source.eos_token_id} if source.eos_token_id is not None else set())
-        return cls(backend, _chat_renderer(source) if source.chat_template else None, eos)
+        return cls(backend, _chat_renderer(source) if source.chat_template else None)
 
     @property
     def vocab_size(self) -> int:
@@ -84,17 +83,30 @@ class Tokenizer:
         return len(self.vocabulary.pieces)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text as it stands, with whatever the tokenizer puts around one (such as a BOS token)."""
+        """Token ids of a text as it stands, with whatever the tokenizer puts around one (such as a BOS token).
+
+        Special tokens that are written out in the text become special tokens.
+        """
         return tuple(self._backend.encode(text).ids)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation, up to where the assistant's next message begins.
 
-        Each message has `role` and `content`. Raises TokenizerError when the model has no template or it refuses.
+        Each message has `role` and `content`. Only the template makes special tokens: what is written in a message is
+        text, so it cannot end its turn. Raises TokenizerError when the model has no template or it refuses.
         """
         if self._render_chat is None:
             raise TokenizerError("the model has no chat template; use a text prompt")
-        return tuple(self._backend.encode(self._render_chat(messages), add_special_tokens=False).ids)
+        text = self._render_chat([{key: self._disarm(value) for key, value in item.items()} for item in messages])
+        pieces = (self._backend.encode(piece, add_special_tokens=False) for piece in text.split(_CUT))
+        return tuple(token_id for piece in pieces for token_id in piece.ids)
+
+    def _disarm(self, text: str) -> str:
+        """Cut every special token that is written out in a text after its first character."""
+        for special in self._special_texts:
+            while special in text:  # a pass leaves those that overlap the one before
+                text = text.replace(special, special[0] + _CUT + special[1:])
+        return text
 
     def decode(self, token_ids: Iterable[int], *, follows_text: bool = False) -> str:
         """The text of token ids, special tokens left out; bytes that are no UTF-8 become U+FFFD.
@@ -109,17 +121,6 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, special tokens included; empty for an unknown id."""
         return self.vocabulary.pieces[token_id] if 0 <= token_id < self.vocab_size else b""
-
-
-def _generation_eos(path: Path) -> set[int]:
-    """End-of-sequence ids that the model's generation_config.json names: an id, a list of ids, or nothing."""
-    try:
-        value = json.loads((path / "generation_config.json").read_text()).get("eos_token_id")
-    except FileNotFoundError:
-        return set()
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"cannot read {path / 'generation_config.json'}: {error}") from error
-    return set(value) if isinstance(value, list) else {value} if isinstance(value, int) else set()
 
 
 def _chat_renderer(source: object) -> ChatRenderer:

@@ -51,7 +51,7 @@ def render_chat(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def byte_tokenizer() -> Tokenizer:
-    return Tokenizer(byte_level_backend(), render_chat, {EOS_ID})
+    return Tokenizer(byte_level_backend(), render_chat)
 
 
 @dataclass

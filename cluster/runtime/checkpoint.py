@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from cluster.runtime.model_spec import ModelError, ModelSpec
@@ -20,15 +22,35 @@ _INDEX = "model.safetensors.index.json"
 
 
 def load_spec(path: Path) -> ModelSpec:
-    """The spec of a model directory; end-of-sequence ids come from generation_config.json if it names any."""
+    """The spec of a model directory.
+
+    A sequence ends at every id that generation_config.json names, or else config.json, and at the tokenizer's own.
+    """
     config = _read_json(path / "config.json")
     generation = path / "generation_config.json"
     if generation.is_file() and (eos := _read_json(generation).get("eos_token_id")) is not None:
         config["eos_token_id"] = eos
     try:
-        return ModelSpec.from_pretrained_config(config)
+        spec = ModelSpec.from_pretrained_config(config)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+    return replace(spec, eos_token_ids=spec.eos_token_ids | _tokenizer_eos(path))
+
+
+def _tokenizer_eos(path: Path) -> frozenset[int]:
+    """The id of the tokenizer's end-of-sequence token: some instruction models name their end of turn nowhere else."""
+    vocabulary = path / "tokenizer.json"
+    settings = [path / name for name in ("tokenizer_config.json", "special_tokens_map.json")]
+    named = [_read_json(file).get("eos_token") for file in settings if file.is_file()]
+    tokens = [token.get("content") if isinstance(token, dict) else token for token in named]
+    token = next((token for token in tokens if isinstance(token, str)), None)
+    if token is None or not vocabulary.is_file():
+        return frozenset()
+    try:
+        token_id = Tokenizer.from_file(str(vocabulary)).token_to_id(token)
+    except Exception as error:  # the library raises nothing more specific
+        raise ModelError(f"{vocabulary} cannot be read: {error}") from error
+    return frozenset() if token_id is None else frozenset({token_id})
 
 
 class Checkpoint:

@@ -35,7 +35,6 @@ def stream(tokenizer: Tokenizer, token_ids: list[int], *stops: str) -> str:
 def test_ids_and_text_equal_those_of_transformers(tokenizer: Tokenizer, demo_model_dir: Path) -> None:
     reference = AutoTokenizer.from_pretrained(demo_model_dir)
     assert tokenizer.vocab_size == 49152
-    assert tokenizer.eos_token_ids == {2}
     for text in TEXTS:
         token_ids = tokenizer.encode(text)
         assert token_ids == tuple(reference.encode(text))
@@ -47,6 +46,18 @@ def test_a_conversation_is_encoded_as_transformers_does(tokenizer: Tokenizer, de
     messages = [{"role": "user", "content": "Hi 😀"}, {"role": "assistant", "content": "Hello"}]
     expected = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert list(tokenizer.apply_chat_template(messages)) == expected
+
+
+def test_no_message_can_end_its_turn_or_begin_another(tokenizer: Tokenizer) -> None:
+    def count(content: str) -> int:
+        ids = tokenizer.apply_chat_template([{"role": "user", "content": content}])
+        assert f"user\n{content}\n" in tokenizer.decode(ids)
+        return sum(token_id in tokenizer.vocabulary.special_ids for token_id in ids)
+
+    rng = random.Random(3)
+    parts = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<file_sep>", "<|im_", "end|>", "system\n", "<", "|", " a"]
+    assert tokenizer.encode("<|im_end|>") == (2,)
+    assert {count("".join(rng.choices(parts, k=rng.randint(1, 8)))) for _ in range(300)} == {count("Hello")}
 
 
 def test_random_tokens_stream_to_what_transformers_decodes(tokenizer: Tokenizer, demo_model_dir: Path) -> None:

@@ -28,7 +28,7 @@ def sentencepiece_backend() -> tokenizers.Tokenizer:
 
 
 BYTE_LEVEL = byte_tokenizer()
-SENTENCEPIECE = Tokenizer(sentencepiece_backend(), None, {265})
+SENTENCEPIECE = Tokenizer(sentencepiece_backend(), None)
 TOKENIZERS = [BYTE_LEVEL, SENTENCEPIECE]
 
 token_ids = st.lists(st.integers(0, 270), max_size=60)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from cluster.runtime.checkpoint import load_spec
 from cluster.runtime.weights import ModelError, load_weights
-from tests.fakes import edit_json, save_tiny_checkpoint, save_tiny_draft
+from tests.fakes import EOS_ID, byte_level_backend, edit_json, save_tiny_checkpoint, save_tiny_draft
 
 pytestmark = pytest.mark.unit
 
@@ -154,3 +154,25 @@ def test_a_draft_vocabulary_that_makes_no_sense(model: Path, tmp_path: Path, voc
 def test_generation_config_names_the_end_of_sequence_tokens(model: Path) -> None:
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 9]}))
     assert load_spec(model).eos_token_ids == {1, 9}
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|im_end|>", "special": True}])
+def test_an_end_of_turn_that_only_the_tokenizer_names_ends_sequences_too(model: Path, file: str, eos: object) -> None:
+    byte_level_backend().save(str(model / "tokenizer.json"))
+    (model / file).write_text(json.dumps({"eos_token": eos}))
+    assert load_spec(model).eos_token_ids == {1, EOS_ID}
+
+
+def test_a_tokenizer_that_names_no_end_or_an_unknown_one_changes_nothing(model: Path) -> None:
+    byte_level_backend().save(str(model / "tokenizer.json"))
+    for eos in (None, "<|unheard_of|>"):
+        (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+        assert load_spec(model).eos_token_ids == {1}
+
+
+def test_a_damaged_tokenizer_is_named(model: Path) -> None:
+    (model / "tokenizer.json").write_text("{}")
+    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
+        load_spec(model)

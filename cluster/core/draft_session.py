@@ -30,8 +30,8 @@ class DraftSession:
     """Owns what is committed for one request, what is guessed after it, and how much of both has valid KV."""
 
     __slots__ = (
-        "_history", "_stop_token_ids", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens", "num_owed", "request_id",
-        "sampling", "token_ids",
+        "_history", "_stop_token_ids", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens", "num_owed",
+        "request_id", "sampling", "token_ids",
     )  # fmt: skip
 
     def __init__(self, message: Open, max_len: int, eos_token_ids: frozenset[int], now: float) -> None:

@@ -51,6 +51,14 @@ def row_key(seed: int, position: int) -> int:
     return output(seed, position)
 
 
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of one of several outputs for a prompt: the first has the request's own.
+
+    mix64 comes first so that the other seeds are no row keys of this one.
+    """
+    return seed if index == 0 else output(mix64(seed), index)
+
+
 def noise_bits(seed: int, position: int, token_id: int) -> int:
     """64 uniform bits."""
     return output(row_key(seed, position), token_id)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from cluster.runtime.sampler import Sampler
 from cluster.runtime.sampler_cpu import CpuSampler
 from cluster.runtime.sampler_torch import TorchSampler
 from tests.engines import Pool, TinyRouter, draft_pool, target_pool
-from tests.fakes import sampling
+from tests.fakes import byte_tokenizer, sampling
 from tests.logit_engines import EOS_ID, PARAMETERS, LogitRunner, LogitToy, run_with_guesses, truth_with
 from tests.toy_cluster import MODEL, collect, tokens_of, toy_cluster
 
@@ -234,3 +236,39 @@ async def test_every_drafter_gives_the_same_output(name: str) -> None:
                 accepted[drafter] += deltas[-1].stats.num_accepted_tokens
         assert accepted[Drafter.NONE] == 0
         assert accepted[Drafter.MODEL] > 0
+
+
+# --- stop strings ----------------------------------------------------------------------------------------------------
+
+TEXT = LogitToy(vocab_size=94)  # the byte tokenizer's first ids are the printable characters
+
+
+def cut_at(text: str, stop: str, min_tokens: int) -> str:
+    """The text before the first stop string that ends at the min_tokens-th character or later."""
+    ends = [end for end in range(max(min_tokens, len(stop)), len(text) + 1) if text[:end].endswith(stop)]
+    return text[: ends[0] - len(stop)] if ends else text
+
+
+async def test_a_stop_string_ends_at_every_offset_of_a_window_and_never_before_min_tokens() -> None:
+    tokenizer = byte_tokenizer()
+    free = submit(temperature=1.0, ignore_eos=True, max_tokens=20)
+    text = tokenizer.decode(TEXT.output(free))
+    async with toy_cluster(
+        prepare=lambda cluster: (
+            cluster.add_target(runner=LogitRunner(TEXT)),
+            cluster.add_draft(runner=LogitRunner(TEXT)),
+        )
+    ) as cluster:
+        for end, min_tokens in itertools.product(range(1, 14), (0, 5, 20)):
+            stop = text[max(0, end - 2) : end]
+            params = replace(free.sampling, stop=(stop,), min_tokens=min_tokens, num_logprobs=0)
+            request = GenerateRequest(f"{end}-{min_tokens}", MODEL, free.prompt_token_ids, params)
+            deltas = await collect(cluster.router, request)
+            expected = cut_at(text, stop, min_tokens)
+            assert "".join(delta.text for delta in deltas) == expected
+            num_tokens = len(expected) if expected == text else len(expected) + len(stop)
+            assert tokens_of(deltas) == TEXT.output(free)[:num_tokens]
+            assert sum(len(delta.logprobs or ()) for delta in deltas) == num_tokens >= min(min_tokens, 20)
+            assert deltas[-1].stop_reason == (None if expected == text else stop)
+        await cluster.until(cluster.is_free)
+        assert all(host.pool.engine.faults.total == 0 for host in cluster.hosts.values())

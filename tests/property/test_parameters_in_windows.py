@@ -30,7 +30,7 @@ each_temperature = pytest.mark.parametrize("temperature", TEMPERATURES)
 
 
 def target(model: LogitToy, sampler: Sampler | None = None, **options: Any) -> Pool:
-    return target_pool(draft_len=DRAFT_LEN, runner=LogitRunner(model, sampler), **options)
+    return target_pool(runner=LogitRunner(model, sampler), **options)
 
 
 def submit(request_id: str = "r", prompt: tuple[int, ...] = (10, 5, 10), **fields: Any) -> Submit:

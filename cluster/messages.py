@@ -63,7 +63,8 @@ class RequestError(Exception):
 class SamplingParams:
     """How to turn a row of logits into a token; validated at ingress, so every field is in range here.
 
-    Order of application: logits → temperature → min_p → top_k → top_p → argmax of log-prob + keyed noise.
+    Order of application: logits → repetition_penalty → frequency_penalty, presence_penalty and logit_bias → min_tokens
+    → temperature → min_p → top_k → top_p → argmax of log-prob + keyed noise.
     temperature 0 means greedy: no noise, lowest token id wins ties.
     """
 
@@ -77,6 +78,21 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None  # None: none; 0: the chosen token's; n: also the n most likely
+    presence_penalty: float = 0.0  # [-2, 2], off each token that is in the output
+    frequency_penalty: float = 0.0  # [-2, 2], off each token for each time that it is in the output
+    repetition_penalty: float = 1.0  # [0.01, 10], on each token that is in the prompt or the output; 1 is off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token_id, [-100, 100]), token ids distinct
+    min_tokens: int = 0  # nothing but max_tokens ends an output that is shorter
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a token's logit depends on the tokens before it."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits are changed at all before the temperature."""
+        return self.has_penalties or bool(self.logit_bias) or self.min_tokens > 0
 
 
 class Drafter(StrEnum):
@@ -272,6 +288,7 @@ class Open:
     sampling: SamplingParams
     draft_len: int = 0
     tenant: str = "default"
+    num_prompt_tokens: int = 0  # how many of token_ids are the prompt; the rest is output, which penalties count
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,9 +224,12 @@ class _StopAutomaton:
         return matched + 1 if self.stop[matched] == char else 0
 
     def advance(self, char: str) -> bool:
-        """Take one more character; whether the stop string is now complete (then it must not be advanced again)."""
+        """Take one more character; whether the text now ends with the whole stop string."""
         self.matched = self._next(self.matched, char)
-        return self.matched == len(self.stop)
+        is_complete = self.matched == len(self.stop)
+        if is_complete:
+            self.matched = self._fallback[-1]
+        return is_complete
 
 
 class _StopScanner:
@@ -240,13 +243,13 @@ class _StopScanner:
         self._automata = [_StopAutomaton(item) for item in stop]
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """Text that is released now, and the stop string if one is complete."""
+    def feed(self, text: str, may_stop: bool) -> tuple[str, str | None]:
+        """Text that is released now, and the stop string if one is complete and `may_stop`."""
         if not self._automata:
             return text, None
         for end, char in enumerate(text, 1):
             complete = [automaton.stop for automaton in self._automata if automaton.advance(char)]
-            if complete:
+            if complete and may_stop:
                 stop = max(complete, key=len)
                 return (self._held + text[:end])[: -len(stop)], stop
         text = self._held + text
@@ -263,15 +266,19 @@ class IncrementalDetokenizer:
     """Owns the decoding state of one output stream; costs time in the new tokens only.
 
     Joined, the chunks are the decoded text of all tokens, cut before the first stop string. By default the output
-    continues a prompt, so a leading space is kept even by tokenizers that strip it from a whole text.
+    continues a prompt, so a leading space is kept even by tokenizers that strip it from a whole text. A stop string
+    that is complete before the min_tokens-th token ends nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, follows_text: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, min_tokens: int = 0, follows_text: bool = True
+    ) -> None:
         self._vocabulary = tokenizer.vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._scanner = _StopScanner(stop)
         self._strip_space = tokenizer.vocabulary.strips_leading_space and not follows_text
         self._stop_string: str | None = None
+        self._num_tokens_to_go = min_tokens  # before a stop string counts
 
     def push(self, token_ids: Sequence[int]) -> DetokenizedChunk:
         """Take the next tokens. After a stop string, further tokens are not used and give no text."""
@@ -281,6 +288,7 @@ class IncrementalDetokenizer:
             if self._stop_string is not None:
                 break
             used += 1
+            self._num_tokens_to_go -= 1
             released.append(self._scan(self._utf8.decode(self._text_bytes(token_id))))
         return DetokenizedChunk("".join(released), used, self._stop_string)
 
@@ -303,5 +311,5 @@ class IncrementalDetokenizer:
     def _scan(self, text: str) -> str:
         if not text:
             return ""
-        released, self._stop_string = self._scanner.feed(text)
+        released, self._stop_string = self._scanner.feed(text, may_stop=self._num_tokens_to_go <= 0)
         return released

@@ -69,9 +69,10 @@ def target_pool(
     mode: DraftLengthMode = DraftLengthMode.FIXED,
     clock: Callable[[], float] | None = None,
     max_hold_s: float = 100.0,
+    runner: ToyRunner | None = None,
     **limits: int,
 ) -> Pool:
-    runner = ToyRunner(BLOCK_SIZE)
+    runner = runner or ToyRunner(BLOCK_SIZE)
     kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE)
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_queued": 100, "max_model_len": MAX_LEN}
     config = SchedulerConfig(
@@ -89,9 +90,13 @@ def target_pool(
 
 
 def draft_pool(
-    agreement: float = 1.0, num_blocks: int = 256, clock: Callable[[], float] | None = None, **limits: int
+    agreement: float = 1.0,
+    num_blocks: int = 256,
+    clock: Callable[[], float] | None = None,
+    runner: ToyRunner | None = None,
+    **limits: int,
 ) -> Pool:
-    runner = ToyRunner(BLOCK_SIZE, ToyModel(agreement=agreement))
+    runner = runner or ToyRunner(BLOCK_SIZE, ToyModel(agreement=agreement))
     kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE)
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_sessions": 64, "max_model_len": MAX_LEN}
     config = DraftSchedulerConfig(**{**defaults, **limits}, vocab_size=runner.model.vocab_size, eos_token_ids=EOS)
@@ -213,7 +218,10 @@ class TinyRouter:
     def _open(self, request_id: str, draft_len: int) -> Open:
         submit = self._submits[request_id]
         token_ids = submit.prompt_token_ids + self.target.output(request_id)
-        return Open(request_id, self._epochs[request_id], token_ids, submit.sampling, draft_len)
+        num_prompt = len(submit.prompt_token_ids)
+        return Open(
+            request_id, self._epochs[request_id], token_ids, submit.sampling, draft_len, num_prompt_tokens=num_prompt
+        )
 
     def _committed_len(self, request_id: str) -> int:
         return len(self._submits[request_id].prompt_token_ids) + len(self.target.output(request_id))

@@ -87,7 +87,8 @@ class FakeBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
         self.requests.append(request)
         try:
-            detokenizer = IncrementalDetokenizer(self.fake_tokenizer, request.sampling.stop)
+            sampling = request.sampling
+            detokenizer = IncrementalDetokenizer(self.fake_tokenizer, sampling.stop, min_tokens=sampling.min_tokens)
             for index, entry in enumerate(self.script):
                 delta = await self._delta(request, entry, detokenizer)
                 if delta.finish_reason is None and index == len(self.script) - 1:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cluster.core.draft_length import DraftLengthState
 from cluster.core.kv_cache import KVCacheManager
+from cluster.core.logit_history import logit_history
 from cluster.core.sequence import Sequence
 from cluster.messages import HoldMode, Refusal, RefusalReason, Submit
 
@@ -36,15 +37,18 @@ def max_num_tokens(submit: Submit, config: SchedulerConfig) -> int:
 
 def make_sequence(submit: Submit, config: SchedulerConfig, arrival: int, now: float) -> Sequence:
     """The sequence of a request that has not been refused; `arrival` numbers requests in order."""
-    eos = frozenset[int]() if submit.sampling.ignore_eos else config.eos_token_ids
+    sampling = submit.sampling
+    eos = frozenset[int]() if sampling.ignore_eos else config.eos_token_ids
+    stop_token_ids = eos.union(sampling.stop_token_ids)
     return Sequence(
         request=submit,
         order=(submit.priority, arrival),
         arrived_at=now,
         max_num_tokens=max_num_tokens(submit, config),
-        stop_token_ids=eos.union(submit.sampling.stop_token_ids),
+        stop_token_ids=stop_token_ids,
         draft_length=DraftLengthState(submit.max_draft_tokens),
         token_ids=list(submit.prompt_token_ids + submit.output_token_ids),
+        history=logit_history(sampling, submit.prompt_token_ids, submit.output_token_ids, stop_token_ids),
     )
 
 

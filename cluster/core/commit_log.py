@@ -22,7 +22,7 @@ class CommitLog:
 
     def __init__(self, prompt_token_ids: Sequence[int]) -> None:
         self.token_ids: list[int] = list(prompt_token_ids)
-        self._prompt_len = len(self.token_ids)
+        self.prompt_len = len(self.token_ids)
         self._early: dict[int, Commit] = {}
 
     @property
@@ -31,7 +31,7 @@ class CommitLog:
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:
-        return tuple(self.token_ids[self._prompt_len :])
+        return tuple(self.token_ids[self.prompt_len :])
 
     def is_early(self, commit: Commit) -> bool:
         return commit.base_len > self.committed_len

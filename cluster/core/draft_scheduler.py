@@ -240,13 +240,16 @@ class DraftScheduler:
         return tuple(chosen.values())
 
     def _rows_of(self, session: DraftSession, rows: tuple[int, ...]) -> ScheduledSequence:
+        # the last token's row samples the next guess
+        is_last = session.num_computed_tokens + len(rows) == session.num_tokens
         return ScheduledSequence(
             request_id=session.request_id,
             token_ids=rows,
             start=session.num_computed_tokens,
             block_table=self._sessions.kv.block_table(session.request_id),
-            num_samples=int(session.num_computed_tokens + len(rows) == session.num_tokens),  # the last token's row
+            num_samples=int(is_last),
             sampling=session.sampling,
+            history=session.history() if is_last else None,
         )
 
     def _ship(self, session: DraftSession, now: float) -> None:

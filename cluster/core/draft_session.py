@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 
+from cluster.core.logit_history import logit_history
+from cluster.core.step import SamplingHistory
 from cluster.messages import MAX_DRAFT_TOKENS, Committed, DraftBlock, Open
 
 
@@ -28,8 +30,8 @@ class DraftSession:
     """Owns what is committed for one request, what is guessed after it, and how much of both has valid KV."""
 
     __slots__ = (
-        "_stop_token_ids", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens", "num_owed", "request_id",
-        "sampling", "token_ids",
+        "_history", "_stop_token_ids", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens", "num_owed",
+        "request_id", "sampling", "token_ids",
     )  # fmt: skip
 
     def __init__(self, message: Open, max_len: int, eos_token_ids: frozenset[int], now: float) -> None:
@@ -46,6 +48,8 @@ class DraftSession:
         self.last_used = now
         eos = frozenset[int]() if sampling.ignore_eos else eos_token_ids
         self._stop_token_ids = eos | frozenset(sampling.stop_token_ids)
+        prompt, output = message.token_ids[: message.num_prompt_tokens], message.token_ids[message.num_prompt_tokens :]
+        self._history = logit_history(sampling, prompt, output, self._stop_token_ids)
 
     @property
     def committed_len(self) -> int:
@@ -75,6 +79,10 @@ class DraftSession:
         stop = start + min(limit, self.num_pending_tokens)
         split = self.committed_len
         return tuple(self.token_ids[start:stop] + self.guesses[max(0, start - split) : max(0, stop - split)])
+
+    def history(self) -> SamplingHistory | None:
+        """What the next guess depends on beside its logits: what is committed, and every guess after it."""
+        return None if self._history is None else self._history.snapshot(self.guesses)
 
     def commit(self, message: Committed, now: float) -> CommitOutcome:
         """Follow the target: keep guesses and KV up to the first difference, forget the rest."""
@@ -120,6 +128,8 @@ class DraftSession:
         self.num_computed_tokens = min(self.num_computed_tokens, kept_len)
         self.guesses = self.guesses[num_right:] if is_confirmed else []
         self.token_ids.extend(token_ids)
+        if self._history is not None:
+            self._history.append(token_ids)
 
 
 def _common_prefix_len(left: list[int], right: tuple[int, ...]) -> int:

@@ -30,6 +30,7 @@ GAMMA = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd
 MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 MULTIPLIER_2 = 0x94D049BB133111EB
 UNIFORM_BITS = 52  # one fewer than a double's mantissa: the half must still fit
+CHOICES_POSITION = 2**32  # beyond any sequence's end
 
 _MASK = 2**64 - 1
 
@@ -54,6 +55,14 @@ def row_key(seed: int, position: int) -> int:
 def noise_bits(seed: int, position: int, token_id: int) -> int:
     """64 uniform bits."""
     return output(row_key(seed, position), token_id)
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of the index-th output for one prompt: the first has the request's own.
+
+    The others are noise of a position that no sequence reaches, so they are independent of all noise that is used.
+    """
+    return seed if index == 0 else noise_bits(seed, CHOICES_POSITION, index)
 
 
 def uniform(bits: int) -> float:

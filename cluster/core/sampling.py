@@ -1,6 +1,18 @@
 """How a row of logits becomes a token: the exact definition, in plain Python. cluster.runtime has the fast twins.
 
-Order of application: temperature → min_p → top_k → top_p → argmax of scaled logit + keyed noise.
+First `adjusted`, for parameters that change logits: repetition_penalty, then frequency_penalty, presence_penalty and
+logit_bias, then min_tokens.
+
+    seen(v)    whether v is in the prompt or in the output so far
+    count(v)   how often it is in the output so far
+    scaled     logit / repetition_penalty if seen and logit > 0, logit * repetition_penalty if seen, else logit
+    logit'(v) = float32(scaled + (bias(v) - (frequency_penalty * count(v) + presence_penalty * [count(v) > 0])))
+    logit'(v) = -inf instead, while the output is shorter than min_tokens, if v would end it
+
+All of that in double precision, each operation rounded. "So far" is every token before the position that is sampled:
+in a window, the draft tokens before it count as if they had been emitted.
+
+Then `sample`. Order of application: temperature → min_p → top_k → top_p → argmax of scaled logit + keyed noise.
 
     x(v) = (logit(v) - largest logit) * (1 / temperature), in double precision, ≤ 0
     min_p   keeps v with x(v) ≥ ln(min_p), that is probability ≥ min_p × the largest one
@@ -17,7 +29,9 @@ the same sum in any order, on any device, however the row is split, so the cut i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,6 +64,44 @@ class _Token:
     logit: float
     x: float  # scaled distance from the top, ≤ 0
     weight: int
+
+
+def adjusted(
+    logits: Sequence[float],
+    params: SamplingParams,
+    prompt_token_ids: Sequence[int],
+    output_token_ids: Sequence[int],
+    stop_token_ids: Set[int] = frozenset(),
+    token_ids: Sequence[int] | None = None,
+) -> list[float]:
+    """The logits that `sample` is to be given, after penalties, logit_bias and min_tokens.
+
+    logits: float32 values. output_token_ids: all tokens between the prompt and the position that is sampled.
+    stop_token_ids: those that end the output. token_ids: as for `sample`.
+    """
+    counts, bias = Counter(output_token_ids), dict(params.logit_bias)
+    seen = counts.keys() | set(prompt_token_ids)
+    suppressed = stop_token_ids if len(output_token_ids) < params.min_tokens else frozenset()
+
+    def adjust(logit: float, token_id: int) -> float:
+        if token_id in seen:
+            logit = logit / params.repetition_penalty if logit > 0 else logit * params.repetition_penalty
+        count = counts[token_id]
+        penalty = params.frequency_penalty * count + params.presence_penalty * (count > 0)
+        shift = -math.inf if token_id in suppressed else bias.get(token_id, 0.0) - penalty
+        return float32(logit + shift)
+
+    ids = range(len(logits)) if token_ids is None else token_ids
+    return [adjust(logit, token_id) for logit, token_id in zip(logits, ids, strict=True)]
+
+
+def float32(value: float) -> float:
+    """The nearest single-precision number; beyond the largest, an infinity."""
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded
 
 
 def sample(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster.core.draft_length import DraftLengthState
+from cluster.core.logit_history import LogitHistory
 from cluster.messages import DraftBlock, FinishReason, StepTimings, Submit
 
 _MAX_REMEMBERED_COMMITS = 8  # a block later than that teaches nothing
@@ -78,6 +79,7 @@ class Sequence:
     stop_token_ids: frozenset[int]
     draft_length: DraftLengthState
     token_ids: list[int]
+    history: LogitHistory | None = None  # only where the sampling parameters depend on it
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
     in_step: bool = False  # scheduled, not applied yet
@@ -154,6 +156,8 @@ class Sequence:
     def append(self, token_ids: tuple[int, ...]) -> None:
         """Commit sampled tokens: KV is valid for all but the last."""
         self.token_ids.extend(token_ids)
+        if self.history is not None:
+            self.history.append(token_ids)
         self.num_computed_tokens = len(self.token_ids) - 1
 
     def timings(self, step_s: float) -> StepTimings:

@@ -286,7 +286,8 @@ class SpeculationSession:
         self._epoch += 1
         self._watch = DraftWatch(self._limits.patience)
         tokens = tuple(self._log.token_ids)
-        return [OpenDraft(Open(self._request_id, self._epoch, tokens, self._sampling, 0, self._tenant))]
+        num_prompt = self._log.prompt_len
+        return [OpenDraft(Open(self._request_id, self._epoch, tokens, self._sampling, 0, self._tenant, num_prompt))]
 
     def _leave(self, successor: Drafter) -> list[Action]:
         left, self._drafter = self._drafter, Drafter.NONE

@@ -4,8 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cluster.messages import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingHistory:
+    """What a sequence's samples depend on beside their own logits: the state of penalties, logit_bias and min_tokens.
+
+    Arrays are packed: bytes are immutable, cost one copy, and are read without another.
+
+        slot        | tokens with a bias or that stop | tokens of the prompt | tokens of the output | new ones ahead |
+        token_ids   distinct
+        counts      times in the output; 0: only in the prompt; NOT_SEEN: in neither
+        bias        of the first slots
+
+    `num_ahead` tokens follow those that are counted: guesses. The j-th of n samples comes after the first
+    num_ahead - (n - 1) + j of them, and they count for it as if they had been emitted.
+    """
+
+    NOT_SEEN: ClassVar[int] = -1
+
+    token_ids: bytes  # int32 [E]
+    counts: bytes  # int32 [E]
+    bias: bytes  # float64 [at most E]
+    stop_slots: tuple[int, ...]  # of the tokens that min_tokens suppresses
+    num_output_tokens: int  # tokens of the output that are counted
+    num_ahead: int
+    ahead_slots: tuple[int, ...] = ()  # in order; empty when nothing depends on counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +54,7 @@ class ScheduledSequence:
     num_samples: int
     sampling: SamplingParams
     num_draft_tokens: int = 0
+    history: SamplingHistory | None = None  # None: its logits are sampled as they are
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,15 @@ class StepPlan:
         sequence, num_guesses = rows.sequence, len(rows.guesses)
         start = sequence.num_computed_tokens
         known_end = start + rows.num_tokens
+        num_samples = num_guesses + 1 if known_end == sequence.num_tokens else 0
+        history = sequence.history if num_samples else None
         return ScheduledSequence(
             request_id=sequence.request_id,
             token_ids=tuple(sequence.token_ids[start:known_end]) + rows.guesses,
             start=start,
             block_table=self._kv.block_table(sequence.request_id)[: self._kv.num_blocks_for(known_end + num_guesses)],
-            num_samples=num_guesses + 1 if known_end == sequence.num_tokens else 0,
+            num_samples=num_samples,
             sampling=sequence.request.sampling,
             num_draft_tokens=num_guesses,
+            history=None if history is None else history.snapshot(rows.guesses),
         )

@@ -143,7 +143,8 @@ class Router:
         Raises RequestError when the request is not taken, or fails.
         """
         context, model = self._context, self._model(request.model)
-        detokenizer = IncrementalDetokenizer(model.tokenizer, request.sampling.stop)
+        sampling = request.sampling
+        detokenizer = IncrementalDetokenizer(model.tokenizer, sampling.stop, min_tokens=sampling.min_tokens)
         delivery = Delivery(request, detokenizer, context.observer, context.clock)
         record = RequestRecord(request, delivery, context.observer)
         try:

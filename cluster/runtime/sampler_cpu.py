@@ -1,4 +1,4 @@
-"""Sampling on the CPU: hands rows of logits to the sampling"""
+"""Sampling on the CPU: hands rows of logits to the sampling kernel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from cluster.core.sampling import RowFault
 from cluster.messages import TokenLogprobs
+from cluster.runtime.kernels.logit_adjustments import NO_ADJUSTMENTS, Adjustments
 from cluster.runtime.kernels.sampling_filters import FAULT_EMPTY, FAULT_INFINITE, FAULT_NAN
 from cluster.runtime.kernels.sampling_rows import Parameters, most_likely, sample_rows
+from cluster.runtime.logit_adjustments import LogitAdjustments, columns_of
 from cluster.runtime.sampler import SamplerOutput, check_shapes
 from cluster.runtime.sampling_batch import SamplingBatch
 
@@ -27,7 +29,7 @@ class CpuSampler:
         rows = logits.detach().contiguous().numpy()
         ids = _token_ids(logits.shape[1], output_token_ids)
         columns, codes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint8)
-        sample_rows(rows, ids, _parameters(batch), columns, codes)
+        sample_rows(rows, ids, _parameters(batch), _adjustments(batch.adjustments, ids), columns, codes)
         faults = {int(row): _FAULTS[int(codes[row])] for row in np.flatnonzero(codes)}
         logprobs = {
             row: _logprobs(rows[row], ids, int(columns[row]), num_top)
@@ -45,6 +47,12 @@ def _token_ids(num_columns: int, output_token_ids: torch.Tensor | None) -> NDArr
 
 def _parameters(batch: SamplingBatch) -> Parameters:
     return Parameters(batch.temperature, batch.top_p, batch.top_k, batch.min_p, batch.seed, batch.position)
+
+
+def _adjustments(given: LogitAdjustments | None, ids: NDArray[np.int32]) -> Adjustments:
+    if given is None:
+        return NO_ADJUSTMENTS
+    return Adjustments(given.row_start, columns_of(given.token_ids, ids), given.repetition, given.shift)
 
 
 def _logprobs(logits: NDArray[np.float32], ids: NDArray[np.int32], chosen: int, num_top: int) -> TokenLogprobs:

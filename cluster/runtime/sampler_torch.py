@@ -13,6 +13,7 @@ from torch import Tensor
 from cluster.core import keyed_noise
 from cluster.core.sampling import GREEDY_BELOW, WEIGHT_SCALE, RowFault
 from cluster.messages import TokenLogprobs
+from cluster.runtime.logit_adjustments import LogitAdjustments, columns_of
 from cluster.runtime.sampler import SamplerOutput, check_shapes
 from cluster.runtime.sampling_batch import NO_TOP_K, SamplingBatch
 
@@ -41,9 +42,10 @@ class TorchSampler:
         """See Sampler.sample."""
         check_shapes(logits, batch, output_token_ids)
         ids, logits = _by_token_id(logits, output_token_ids)
+        changed = logits if batch.adjustments is None else _adjusted(logits, ids, batch.adjustments)
         num_rows = max(1, MAX_ELEMENTS // logits.shape[1])
         starts = range(0, len(logits), num_rows)
-        parts = [_sample(logits[i : i + num_rows], ids, _rows(batch, i, i + num_rows, logits.device)) for i in starts]
+        parts = [_sample(changed[i : i + num_rows], ids, _rows(batch, i, i + num_rows, logits.device)) for i in starts]
         columns, codes = torch.cat(parts, dim=1).cpu() if parts else torch.zeros(2, 0, dtype=torch.int64)
         faults = {row: _FAULTS[code] for row, code in enumerate(codes.tolist()) if code}
         logprobs = {
@@ -60,6 +62,23 @@ def _by_token_id(logits: Tensor, output_token_ids: Tensor | None) -> tuple[Tenso
         return torch.arange(logits.shape[1], device=logits.device), logits
     ids, order = output_token_ids.to(logits.device, torch.int64).sort()
     return ids, logits[:, order]
+
+
+def _adjusted(logits: Tensor, ids: Tensor, adjustments: LogitAdjustments) -> Tensor:
+    """A copy of the logits with what penalties, biases and min_tokens change."""
+    columns = columns_of(adjustments.token_ids, ids.cpu().numpy())
+    exist = columns >= 0
+    rows = np.repeat(np.arange(len(logits)), np.diff(adjustments.row_start))
+
+    def entries(values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values[exist]).to(logits.device, non_blocking=True)
+
+    where = entries(rows), entries(columns)
+    given, repetition = logits[where].double(), entries(adjustments.repetition)
+    scaled = torch.where(given > 0, given / repetition, given * repetition)
+    result = logits.clone()
+    result[where] = (scaled + entries(adjustments.shift)).float()
+    return result
 
 
 def _rows(batch: SamplingBatch, start: int, stop: int, device: torch.device) -> _Rows:

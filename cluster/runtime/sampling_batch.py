@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
+from cluster.runtime.logit_adjustments import LogitAdjustments
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -35,6 +36,7 @@ class SamplingBatch:
     position: NDArray[np.int64]  # [R]
     logprob_rows: NDArray[np.int64]  # [L], ascending
     num_logprobs: NDArray[np.int64]  # [L]
+    adjustments: LogitAdjustments | None = None  # what changes in the rows' logits first
 
     @property
     def num_rows(self) -> int:
@@ -56,6 +58,7 @@ class SamplingBatch:
             position=_positions(sampled, counts),
             logprob_rows=logprob_rows,
             num_logprobs=num_logprobs,
+            adjustments=LogitAdjustments.build(sampled),
         )
 
 

@@ -59,6 +59,11 @@ def put_sampling(params: SamplingParams) -> common_pb2.SamplingParams:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         num_logprobs=params.num_logprobs,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=None if params.repetition_penalty == 1 else params.repetition_penalty,
+        logit_bias=[common_pb2.TokenBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias],
+        min_tokens=params.min_tokens,
     )
 
 
@@ -74,6 +79,11 @@ def get_sampling(body: common_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         num_logprobs=body.num_logprobs if body.HasField("num_logprobs") else None,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty if body.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in body.logit_bias),
+        min_tokens=body.min_tokens,
     )
 
 
@@ -248,6 +258,7 @@ def put_open(message: Open) -> draft_pb2.Open:
         sampling=put_sampling(message.sampling),
         draft_len=message.draft_len,
         tenant=message.tenant,
+        num_prompt_tokens=message.num_prompt_tokens,
     )
 
 
@@ -259,6 +270,7 @@ def get_open(body: draft_pb2.Open) -> Open:
         sampling=get_sampling(body.sampling),
         draft_len=body.draft_len,
         tenant=body.tenant,
+        num_prompt_tokens=body.num_prompt_tokens,
     )
     limits.check_open(message)
     return message

@@ -7,16 +7,17 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import Field
 
 from cluster.messages import ErrorKind, FinishReason, GenerateRequest, RequestError, TokenDelta, TokenLogprobs
 from cluster.transport.backend import InferenceBackend
-from cluster.transport.generation import internal_errors, output
+from cluster.transport.generation import internal_errors, outputs
 from cluster.transport.prompts import ServedModel, served_model
 from cluster.transport.validation import (
     MAX_LOGPROBS,
@@ -71,10 +72,13 @@ class TokenizeFields(StrictFields):
 
 def message_values(message: Message) -> dict[str, object]:
     """The fields that are set, by name, as plain values."""
-    return {
-        field.name: tuple(map(_plain, value)) if field.is_repeated else _plain(value)
-        for field, value in message.ListFields()
-    }
+    return {field.name: _value(field, value) for field, value in message.ListFields()}
+
+
+def _value(field: FieldDescriptor, value: Any) -> object:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    return tuple(map(_plain, value)) if field.is_repeated else _plain(value)
 
 
 def _plain(value: object) -> object:
@@ -100,11 +104,11 @@ class InferenceServicer:
         with internal_errors("Generate"):
             backend = self._backend()
             submitted = await _checked(backend, request, metadata)
-            completion_tokens = 0
-            async with aclosing(output(backend, submitted)) as deltas:
-                async for delta in deltas:
-                    completion_tokens += len(delta.token_ids)
-                    yield _response(submitted, delta, completion_tokens)
+            completion_tokens = [0] * len(submitted)
+            async with aclosing(outputs(backend, submitted)) as deltas:
+                async for index, delta in deltas:
+                    completion_tokens[index] += len(delta.token_ids)
+                    yield _response(submitted[0], index, delta, completion_tokens[index])
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, metadata: Mapping[str, str]
@@ -120,12 +124,13 @@ class InferenceServicer:
 
 async def _checked(
     backend: InferenceBackend, request: inference_pb2.GenerateRequest, metadata: Mapping[str, str]
-) -> GenerateRequest:
+) -> list[GenerateRequest]:
+    """A request for each choice."""
     fields = parse_values(GenerateFields, message_values(request))
     caller = _caller(fields, metadata)
     model = served_model(backend, fields.model)
     token_ids, param = await _prompt_token_ids(model, fields)
-    return model.request(f"gen-{uuid.uuid4().hex}", fields, token_ids, caller, param)
+    return model.choices(f"gen-{uuid.uuid4().hex}", fields, token_ids, caller, param)
 
 
 def _caller(fields: GenerateFields, metadata: Mapping[str, str]) -> Caller:
@@ -153,9 +158,13 @@ async def _prompt_token_ids(model: ServedModel, fields: GenerateFields | Tokeniz
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
-def _response(request: GenerateRequest, delta: TokenDelta, completion_tokens: int) -> inference_pb2.GenerateResponse:
+def _response(
+    first: GenerateRequest, index: int, delta: TokenDelta, completion_tokens: int
+) -> inference_pb2.GenerateResponse:
+    """A delta of the choice `index`; the call goes by the name of its first."""
     response = inference_pb2.GenerateResponse(
-        request_id=request.request_id,
+        request_id=first.request_id,
+        index=index,
         token_ids=delta.token_ids,
         text=delta.text,
         logprobs=[_logprobs(item) for item in delta.logprobs or ()],
@@ -163,7 +172,7 @@ def _response(request: GenerateRequest, delta: TokenDelta, completion_tokens: in
     if delta.finish_reason is not None:
         is_length = delta.finish_reason is FinishReason.LENGTH
         response.finish_reason = common_pb2.FINISH_REASON_LENGTH if is_length else common_pb2.FINISH_REASON_STOP
-        response.usage.CopyFrom(_usage(request, delta, completion_tokens))
+        response.usage.CopyFrom(_usage(first, delta, completion_tokens))
     return response
 
 

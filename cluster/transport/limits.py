@@ -36,6 +36,8 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 4096
 MAX_STOP_TOKEN_IDS = 4096
 MAX_TOP_LOGPROBS = 128
+MAX_LOGIT_BIASES = 4096
+MAX_PENALTY = 1e6  # and biases: far beyond any range at ingress, and a logit stays finite
 MAX_REFUSAL_CHARS = 1024
 
 
@@ -109,6 +111,7 @@ def check_open(message: Open) -> None:
     _count("epoch", message.epoch)
     _token_ids("token_ids", message.token_ids, MAX_SEQUENCE_TOKENS, at_least=1)
     _count("draft_len", message.draft_len, MAX_DRAFT_TOKENS)
+    _count("num_prompt_tokens", message.num_prompt_tokens, len(message.token_ids))
     _sampling(message.sampling)
 
 
@@ -134,6 +137,24 @@ def _sampling(params: SamplingParams) -> None:
     for text in params.stop:
         _text("sampling.stop", text, MAX_STOP_CHARS)
     _token_ids("sampling.stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    _adjustments(params)
+
+
+def _adjustments(params: SamplingParams) -> None:
+    _range("sampling.presence_penalty", params.presence_penalty, lambda value: abs(value) <= MAX_PENALTY)
+    _range("sampling.frequency_penalty", params.frequency_penalty, lambda value: abs(value) <= MAX_PENALTY)
+    _range("sampling.repetition_penalty", params.repetition_penalty, _is_factor)
+    token_ids = [token_id for token_id, _ in params.logit_bias]
+    _token_ids("sampling.logit_bias", token_ids, MAX_LOGIT_BIASES)
+    if len(set(token_ids)) < len(token_ids):
+        raise CodecError("sampling.logit_bias: has a token id twice")
+    for _, bias in params.logit_bias:
+        _range("sampling.logit_bias", bias, lambda value: abs(value) <= MAX_PENALTY)
+    _count("sampling.min_tokens", params.min_tokens)
+
+
+def _is_factor(value: float) -> bool:
+    return 1 / MAX_PENALTY <= value <= MAX_PENALTY
 
 
 def _logprobs(logprobs: Sequence[TokenLogprobs], num_tokens: int) -> None:

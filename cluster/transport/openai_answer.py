@@ -30,6 +30,7 @@ class Generation:
     answer: Answer
     backend: InferenceBackend
     requests: tuple[GenerateRequest, ...]  # one for each choice
+    num_per_prompt: int  # that many in a row have the same prompt
     include_usage: bool
 
     async def send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +81,8 @@ class Generation:
         yield _event(b"[DONE]")
 
     def _prompt_tokens(self) -> int:
-        return sum(len(request.prompt_token_ids) for request in self.requests)
+        """Of each prompt once, however many choices it has."""
+        return sum(len(request.prompt_token_ids) for request in self.requests[:: self.num_per_prompt])
 
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
         headers = STREAM_HEADERS | {"x-request-id": self.answer.identity.id}

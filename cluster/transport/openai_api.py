@@ -24,8 +24,8 @@ from cluster.transport.openai_objects import (
     CompletionAnswer,
     Identity,
 )
-from cluster.transport.openai_schema import ChatCompletionRequest, CompletionRequest, OpenAIFields
-from cluster.transport.prompts import served_model
+from cluster.transport.openai_schema import ChatCompletionRequest, CompletionRequest, OpenAIFields, Prompt
+from cluster.transport.prompts import ServedModel, served_model
 from cluster.transport.validation import Caller, parse_json
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -73,7 +73,7 @@ class OpenAIApi:
         model = served_model(backend, fields.model)
         token_ids = await model.encode_chat(fields.conversation(), "messages")
         identity = _identity("chatcmpl", fields)
-        submitted = [model.request(identity.id, fields, token_ids, caller, "messages")]
+        submitted = model.choices(identity.id, fields, token_ids, caller, "messages")
         return _respond(fields, ChatAnswer(identity, model.tokenizer), backend, submitted)
 
     async def completions(self, request: Request) -> Response:
@@ -82,12 +82,14 @@ class OpenAIApi:
         backend = self._backend()
         model = served_model(backend, fields.model)
         identity = _identity("cmpl", fields)
-        submitted = []
+        submitted, echoes = [], []
         for index, prompt in enumerate(fields.prompt):
             param = "prompt" if len(fields.prompt) == 1 else f"prompt[{index}]"
             token_ids = await model.encode_prompt(prompt, param)
-            submitted.append(model.request(f"{identity.id}-{index}", fields, token_ids, caller, param))
-        return _respond(fields, CompletionAnswer(identity, model.tokenizer, len(submitted)), backend, submitted)
+            submitted += model.choices(f"{identity.id}-{index}", fields, token_ids, caller, param)
+            echo = _text(prompt, model) if fields.echo else ""
+            echoes += [echo] * fields.num_choices
+        return _respond(fields, CompletionAnswer(identity, model.tokenizer, echoes), backend, submitted)
 
     async def list_models(self) -> Response:
         data = [self._model(name) for name in self._backend().models()]
@@ -123,11 +125,15 @@ def _identity(prefix: str, fields: OpenAIFields) -> Identity:
     )
 
 
+def _text(prompt: Prompt, model: ServedModel) -> str:
+    return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
+
+
 def _respond(
     fields: OpenAIFields, answer: Answer, backend: InferenceBackend, submitted: Sequence[GenerateRequest]
 ) -> Response:
     """Nothing is generated before the response is called, so that a client that has gone costs nothing."""
-    generation = Generation(answer, backend, tuple(submitted), fields.include_usage)
+    generation = Generation(answer, backend, tuple(submitted), fields.num_choices, fields.include_usage)
     return WhileConnected(generation.send_stream if fields.stream else generation.send_whole)
 
 

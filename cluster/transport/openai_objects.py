@@ -88,22 +88,22 @@ def _finish(reason: FinishReason | None) -> Literal["stop", "length"]:
 
 
 class ChatAnswer:
-    """Owns the wording of one chat completion, and whether the role chunk has gone out."""
+    """Owns the wording of one chat completion, and which choices' role chunks have gone out."""
 
     def __init__(self, identity: Identity, tokenizer: Tokenizer) -> None:
         self.identity = identity
         self._tokenizer = tokenizer
-        self._begun = False
+        self._begun: set[int] = set()
 
     def chunks(self, index: int, delta: TokenDelta) -> Iterable[BaseModel]:
-        if not self._begun:
-            self._begun = True
-            yield self._chunk(ChoiceDelta(role="assistant", content="", refusal=None))
+        if index not in self._begun:
+            self._begun.add(index)
+            yield self._chunk(index, ChoiceDelta(role="assistant", content="", refusal=None))
         if delta.text or delta.logprobs:
             logprobs = ChunkLogprobs(content=self._logprobs(delta.logprobs), refusal=None) if delta.logprobs else None
-            yield self._chunk(ChoiceDelta(content=delta.text), logprobs)
+            yield self._chunk(index, ChoiceDelta(content=delta.text), logprobs)
         if delta.finish_reason is not None:
-            yield self._chunk(ChoiceDelta(), None, _finish(delta.finish_reason))
+            yield self._chunk(index, ChoiceDelta(), None, _finish(delta.finish_reason))
 
     def usage_chunk(self, usage: CompletionUsage) -> BaseModel:
         return ChatCompletionChunk(
@@ -136,6 +136,7 @@ class ChatAnswer:
 
     def _chunk(
         self,
+        index: int,
         delta: ChoiceDelta,
         logprobs: ChunkLogprobs | None = None,
         finish_reason: Literal["stop", "length"] | None = None,
@@ -145,7 +146,7 @@ class ChatAnswer:
             object="chat.completion.chunk",
             created=self.identity.created,
             model=self.identity.model,
-            choices=[ChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)],
+            choices=[ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)],
             usage=None,
         )
 
@@ -171,14 +172,21 @@ class ChatAnswer:
 
 
 class CompletionAnswer:
-    """Owns the wording of one completions answer, and how far each choice's text has come."""
+    """Owns the wording of one completions answer, and how far each choice's text has come.
 
-    def __init__(self, identity: Identity, tokenizer: Tokenizer, num_choices: int) -> None:
+    `echoes`: what goes before each choice's text.
+    """
+
+    def __init__(self, identity: Identity, tokenizer: Tokenizer, echoes: Sequence[str]) -> None:
         self.identity = identity
         self._tokenizer = tokenizer
-        self._offsets = [_TextOffsets(tokenizer) for _ in range(num_choices)]
+        self._echoes = echoes
+        self._unsent = dict(enumerate(echoes))
+        self._offsets = [_TextOffsets(tokenizer) for _ in echoes]
 
     def chunks(self, index: int, delta: TokenDelta) -> Iterable[BaseModel]:
+        if echo := self._unsent.pop(index, ""):
+            yield self._object([_completion_choice(index, echo, None, None)], None)
         if delta.text or delta.logprobs:
             logprobs = self._logprobs(index, delta.logprobs) if delta.logprobs else None
             yield self._object([_completion_choice(index, delta.text, logprobs, None)], None)
@@ -193,7 +201,7 @@ class CompletionAnswer:
 
     def _choice(self, index: int, choice: ChoiceOutput) -> CompletionChoice:
         logprobs = self._logprobs(index, choice.logprobs) if self.identity.with_logprobs else None
-        return _completion_choice(index, choice.text, logprobs, _finish(choice.finish_reason))
+        return _completion_choice(index, self._echoes[index] + choice.text, logprobs, _finish(choice.finish_reason))
 
     def _object(self, choices: list[CompletionChoice], usage: CompletionUsage | None) -> Completion:
         return Completion(

@@ -16,8 +16,6 @@ from cluster.transport.validation import MAX_LOGPROBS, GenerationFields, StrictF
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
-_PENALTY = only(None, 0, 0.0, -0.0, reason="Penalties are not supported; only 0 is accepted")
-_ONE = only(None, 1, reason="One choice per prompt is supported; only 1 is accepted")
 _TOOLS = only(None, [], reason="Tools are not supported")
 _TEXT_ONLY = only(None, {"type": "text"}, reason="Only {'type': 'text'} is supported")
 
@@ -32,10 +30,6 @@ class OpenAIFields(GenerationFields):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[object, _ONE] = None
-    presence_penalty: Annotated[object, _PENALTY] = None
-    frequency_penalty: Annotated[object, _PENALTY] = None
-    logit_bias: Annotated[object, only(None, {}, reason="Logit bias is not supported")] = None
     # hints that change nothing here
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -44,6 +38,10 @@ class OpenAIFields(GenerationFields):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def _unsupported(param: str, reason: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported", "{reason}", {"reason": reason, "param": param})
 
 
 def _conflict(param: str, message: str) -> PydanticCustomError:
@@ -170,10 +168,20 @@ class CompletionRequest(OpenAIFields):
 
     prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
     # not supported
-    best_of: Annotated[object, _ONE] = None
-    echo: Annotated[object, only(None, False, reason="Echo is not supported")] = None
     suffix: Annotated[object, only(None, "", reason="Insertion before a suffix is not supported")] = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.best_of not in (None, self.num_choices):
+            raise _unsupported("best_of", "Choosing among outputs is not supported; only the value of n is accepted")
+        if self.echo and self.logprobs is not None:
+            raise _unsupported("echo", "Log-probabilities of a prompt are not supported; leave out echo or logprobs")
+        if len(self.prompt) * self.num_choices > MAX_PROMPTS:
+            raise _conflict("n", f"At most {MAX_PROMPTS} choices are allowed for all prompts together")
+        return self
 
     @property
     def default_max_tokens(self) -> int | None:

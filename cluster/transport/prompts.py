@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from cluster.core.keyed_noise import choice_seed
 from cluster.messages import ErrorKind, GenerateRequest, RequestError
 from cluster.tokenizer import Tokenizer, TokenizerError
 from cluster.transport.backend import InferenceBackend
-from cluster.transport.validation import Caller, GenerationFields, InvalidRequest, generate_request, output_limit
+from cluster.transport.validation import (
+    Caller,
+    GenerationFields,
+    InvalidRequest,
+    check_against_output,
+    generate_request,
+    output_limit,
+)
 
 INLINE_CHARS = 4096  # encoding this much takes well under a millisecond; more is done in a thread
 
@@ -48,9 +56,22 @@ class ServedModel:
     def request(
         self, request_id: str, fields: GenerationFields, token_ids: tuple[int, ...], caller: Caller, param: str
     ) -> GenerateRequest:
-        """Raises RequestError(CONTEXT_LENGTH) when prompt and output do not fit the model."""
+        """Raises RequestError(CONTEXT_LENGTH) when prompt and output do not fit the model, InvalidRequest otherwise."""
         max_tokens = output_limit(fields, len(token_ids), self.max_model_len, param)
+        check_against_output(fields, max_tokens, self.tokenizer.vocab_size)
         return generate_request(request_id, fields, token_ids, max_tokens, caller)
+
+    def choices(
+        self, request_id: str, fields: GenerationFields, token_ids: tuple[int, ...], caller: Caller, param: str
+    ) -> list[GenerateRequest]:
+        """A request for each of the prompt's n outputs, which differ in id and seed. Raises as `request` does."""
+        first = self.request(request_id, fields, token_ids, caller, param)
+        return [first, *(_choice(first, index) for index in range(1, fields.num_choices))]
+
+
+def _choice(first: GenerateRequest, index: int) -> GenerateRequest:
+    sampling = replace(first.sampling, seed=choice_seed(first.sampling.seed, index))
+    return replace(first, request_id=f"{first.request_id}.{index}", sampling=sampling)
 
 
 def served_model(backend: InferenceBackend, name: str) -> ServedModel:

@@ -25,11 +25,15 @@ from cluster.messages import (
     SamplingParams,
     SpeculationOverride,
 )
+from cluster.transport.logit_bias import parse_logit_bias
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
+MAX_PENALTY = 2.0
+REPETITION_PENALTIES = (0.01, 10.0)
+MAX_CHOICES = 8  # of one prompt
 MAX_TIMEOUT_S = 86_400.0
 TENANT_HEADER = "X-Paceline-Tenant"
 WORKLOAD_HEADER = "X-Paceline-Workload"
@@ -87,6 +91,7 @@ def _stop_strings(value: object) -> object:
     return tuple(dict.fromkeys(items))
 
 
+Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -113,6 +118,12 @@ class GenerationFields(StrictFields):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(_stop_strings)] = ()
     stop_token_ids: Annotated[tuple[TokenId, ...], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(parse_logit_bias)] = ()
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     ignore_eos: bool | None = None
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
     speculation: SpeculationFields | None = None
@@ -131,6 +142,11 @@ class GenerationFields(StrictFields):
         """As in SamplingParams."""
         return None
 
+    @property
+    def num_choices(self) -> int:
+        """Outputs of each prompt."""
+        return self.n or 1
+
     def sampling(self, max_tokens: int) -> SamplingParams:
         """The checked sampling parameters; a request without a seed gets a random one."""
         return SamplingParams(
@@ -144,6 +160,11 @@ class GenerationFields(StrictFields):
             stop_token_ids=self.stop_token_ids or (),
             ignore_eos=bool(self.ignore_eos),
             num_logprobs=self.num_logprobs,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            min_tokens=self.min_tokens or 0,
         )
 
 
@@ -241,6 +262,15 @@ def output_limit(fields: GenerationFields, prompt_len: int, max_model_len: int, 
     if requested > left:
         raise RequestError(ErrorKind.CONTEXT_LENGTH, f"{limit} and {requested} output tokens were requested", param)
     return requested
+
+
+def check_against_output(fields: GenerationFields, max_tokens: int, vocab_size: int) -> None:
+    """Raises InvalidRequest for what is in range by itself, but not for this output and vocabulary."""
+    if fields.min_tokens is not None and fields.min_tokens > max_tokens:
+        message = f"min_tokens: {fields.min_tokens} tokens are more than the output's limit of {max_tokens}"
+        raise InvalidRequest(message, "min_tokens")
+    if any(token_id >= vocab_size for token_id, _ in fields.logit_bias):
+        raise InvalidRequest(f"logit_bias: token ids should be between 0 and {vocab_size - 1}", "logit_bias")
 
 
 def generate_request(

@@ -65,6 +65,11 @@ samplings = st.builds(
     stop_token_ids=token_ids(4),
     ignore_eos=st.booleans(),
     num_logprobs=st.none() | st.integers(0, limits.MAX_TOP_LOGPROBS),
+    presence_penalty=st.floats(-limits.MAX_PENALTY, limits.MAX_PENALTY),
+    frequency_penalty=st.floats(-limits.MAX_PENALTY, limits.MAX_PENALTY),
+    repetition_penalty=st.just(1.0) | st.floats(1e-3, limits.MAX_PENALTY),
+    logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=4).map(lambda bias: tuple(bias.items())),
+    min_tokens=counts,
 )
 submits = st.builds(
     Submit,
@@ -93,6 +98,7 @@ opens = st.builds(
     sampling=samplings,
     draft_len=draft_lens,
     tenant=labels,
+    num_prompt_tokens=st.integers(0, 1),
 )
 committeds = st.builds(
     Committed, request_id=names, epoch=counts, base_len=counts, token_ids=token_ids(40), draft_len=draft_lens
@@ -194,6 +200,14 @@ SAMPLING = SamplingParams(
     ignore_eos=True,
     num_logprobs=0,
 )
+ADJUSTING = replace(
+    SAMPLING,
+    presence_penalty=0.5,
+    frequency_penalty=-0.25,
+    repetition_penalty=1.5,
+    logit_bias=((300, -100.0), (7, 2.0)),
+    min_tokens=3,
+)
 SUBMIT = Submit("req-1", (1, 300, 49151), SAMPLING, 5, (9,), -1, 1.5, "acme")
 BLOCK = DraftBlock("req-1", 4, (10, 11), 2, 0.5)
 COMMIT = Commit(
@@ -212,6 +226,14 @@ GOLDEN: dict[str, tuple[Callable[[Any], bytes], Any, str]] = {
         "0a5f0a5d0a057265712d31120601ac02ffff021a2d0810100719000000000000e03f21000000000000e83f28283100000000"
         "0000d03f3a03454e444201024801500020052a010930ffffffffffffffffff0139000000000000f83f420461636d65",
     ),
+    "submit with penalties": (
+        TARGET_PROTOCOL.encode_command,
+        replace(SUBMIT, sampling=ADJUSTING),
+        "0a98010a95010a057265712d31120601ac02ffff021a650810100719000000000000e03f21000000000000e83f282831"
+        "000000000000d03f3a03454e444201024801500059000000000000e03f61000000000000d0bf69000000000000f83f72"
+        "0c08ac021100000000000059c0720b0807110000000000000040780320052a010930ffffffffffffffffff0139000000"
+        "000000f83f420461636d65",
+    ),
     "propose": (TARGET_PROTOCOL.encode_command, BLOCK, "0a1a12180a057265712d3110041a020a0b200229000000000000e03f"),
     "set draft limit": (TARGET_PROTOCOL.encode_command, SetDraftLimit("req-1", 5), "0a0b22090a057265712d311005"),
     "abort": (TARGET_PROTOCOL.encode_command, Abort("req-1"), "0a091a070a057265712d31"),
@@ -228,6 +250,12 @@ GOLDEN: dict[str, tuple[Callable[[Any], bytes], Any, str]] = {
         OPEN,
         "0a470a450a057265712d3110021a03010203222d0810100719000000000000e03f21000000000000e83f2828310000000000"
         "00d03f3a03454e44420102480150002804320461636d65",
+    ),
+    "open in mid-output": (
+        DRAFT_PROTOCOL.encode_command,
+        replace(OPEN, num_prompt_tokens=2),
+        "0a490a470a057265712d3110021a03010203222d0810100719000000000000e03f21000000000000e83f282831000000"
+        "000000d03f3a03454e44420102480150002804320461636d653802",
     ),
     "committed": (DRAFT_PROTOCOL.encode_command, COMMITTED, "0a1312110a057265712d311002180422020a0c2803"),
     "close": (DRAFT_PROTOCOL.encode_command, Close("req-1"), "0a091a070a057265712d31"),
@@ -280,6 +308,7 @@ UNSENDABLE: dict[str, tuple[Callable[[Any], bytes], Any, str]] = {
         replace(LOAD, num_free_blocks=401),
         "free",
     ),
+    "prompt longer than all": (DRAFT_PROTOCOL.encode_command, replace(OPEN, num_prompt_tokens=4), "num_prompt_tokens"),
     "session on nothing": (DRAFT_PROTOCOL.encode_command, replace(OPEN, token_ids=()), "token_ids"),
     "negative epoch": (DRAFT_PROTOCOL.encode_command, replace(COMMITTED, epoch=-1), "epoch"),
     "a draft's command to a target": (TARGET_PROTOCOL.encode_command, OPEN, "cannot carry"),
@@ -294,6 +323,13 @@ BAD_SAMPLING: dict[str, dict[str, Any]] = {
     "stop": {"stop": ("x",) * 65},
     "stop_token_ids": {"stop_token_ids": (-1,)},
     "num_logprobs": {"num_logprobs": 129},
+    "presence_penalty": {"presence_penalty": float("nan")},
+    "frequency_penalty": {"frequency_penalty": float("-inf")},
+    "repetition_penalty": {"repetition_penalty": 0.0},
+    "logit_bias": {"logit_bias": ((1, float("inf")),)},
+    "logit_bias: has": {"logit_bias": ((1, 1.0), (1, 2.0))},
+    "logit_bias: token": {"logit_bias": ((-1, 1.0),)},
+    "min_tokens": {"min_tokens": -1},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,22 +76,31 @@ def pool(engine: Engine | DraftEngine) -> Pool:
     return built
 
 
-def requests(temperature: float, max_draft_tokens: int) -> list[Submit]:
+def requests(temperature: float, max_draft_tokens: int, **fields: Any) -> list[Submit]:
     chance = random.Random(5)
     return [
         Submit(
             f"r{index}",
             tuple(chance.randrange(3, TINY_VOCAB) for _ in range(chance.randint(1, 30))),
-            sampling(21, seed=index, temperature=temperature, top_p=0.9, ignore_eos=True),
+            sampling(
+                **{
+                    "max_tokens": 21,
+                    "seed": index,
+                    "temperature": temperature,
+                    "top_p": 0.9,
+                    "ignore_eos": True,
+                    **fields,
+                }
+            ),
             max_draft_tokens,
         )
         for index in range(4)
     ]
 
 
-def plain_outputs(models: Path, temperature: float) -> list[tuple[int, ...]]:
+def plain_outputs(models: Path, temperature: float, **fields: Any) -> list[tuple[int, ...]]:
     target = pool(target_engine(models))
-    target.engine.handle(requests(temperature, max_draft_tokens=0))
+    target.engine.handle(requests(temperature, max_draft_tokens=0, **fields))
     target.run()
     return [target.output(f"r{index}") for index in range(4)]
 
@@ -117,3 +127,33 @@ def test_speculation_changes_no_token(models: Path, draft_name: str, temperature
 def test_a_missing_model_is_one_clear_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         load_engine(pool_config(tmp_path / "nowhere"), ROUNDS, Device.CPU)
+
+
+BIAS = tuple((token_id, -100.0) for token_id in range(0, TINY_VOCAB, 2))
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "presence": {"presence_penalty": 2.0},
+    "frequency": {"frequency_penalty": 1.0},
+    "repetition": {"repetition_penalty": 1.5},
+    "bias": {"logit_bias": BIAS},
+    "min_tokens": {"min_tokens": 13, "ignore_eos": False, "logit_bias": ((1, 60.0),)},  # token 1 is end of sequence
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_speculation_changes_no_token_under_parameters_that_change_logits(models: Path, name: str) -> None:
+    plain = plain_outputs(models, 1.0, **PARAMETERS[name])
+    assert plain != plain_outputs(models, 1.0)
+    if name == "bias":
+        assert all(token_id % 2 for output in plain for token_id in output)
+    if name == "min_tokens":
+        assert {len(output) for output in plain} == {14}
+    for draft_name in ("target", "draft"):
+        target, draft = pool(target_engine(models)), pool(draft_engine(models, draft_name))
+        router = TinyRouter(target, draft)
+        for request in requests(1.0, DRAFT_LEN, **PARAMETERS[name]):
+            router.submit(request)
+        router.run(advance=lambda: None)
+        router.close()
+        assert [target.output(f"r{index}") for index in range(4)] == plain
+        rejected = [c for c in target.of(Commit) if c.num_accepted_tokens < c.num_draft_tokens and not c.finish_reason]
+        assert bool(rejected) == (draft_name == "draft")

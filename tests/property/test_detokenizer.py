@@ -89,6 +89,17 @@ def test_a_stop_string_cuts_at_the_same_character_however_the_text_arrives(
     assert pushed(IncrementalDetokenizer(BYTE_LEVEL, stops), chunks) == (cut, used, stop)
 
 
+@given(data=st.data(), text=any_text, stops=stop_strings, min_tokens=st.integers(0, 30))
+def test_a_stop_string_that_is_complete_before_min_tokens_ends_nothing(
+    data: st.DataObject, text: str, stops: list[str], min_tokens: int
+) -> None:
+    ids = _encode(BYTE_LEVEL, text)
+    chunks = data.draw(cut_up(ids))
+    cut, stop = first_complete(text, stops, min_tokens)
+    used = len(ids) if stop is None else len(text[: len(cut) + len(stop)].encode())
+    assert pushed(IncrementalDetokenizer(BYTE_LEVEL, stops, min_tokens=min_tokens), chunks) == (cut, used, stop)
+
+
 @given(text=any_text, stops=stop_strings)
 def test_text_is_released_as_soon_as_it_cannot_belong_to_a_stop_string(text: str, stops: list[str]) -> None:
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, stops)
@@ -103,10 +114,13 @@ def test_text_is_released_as_soon_as_it_cannot_belong_to_a_stop_string(text: str
         assert held == max((tail for tail in tails(seen) if any(s.startswith(tail) for s in stops)), key=len)
 
 
-def first_complete(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The text before the stop string that is complete first (the longest of several), and that stop string."""
+def first_complete(text: str, stops: list[str], min_bytes: int = 0) -> tuple[str, str | None]:
+    """The text before the stop string that is complete first (the longest of several), and that stop string.
+
+    One that is complete within fewer bytes than min_bytes does not count.
+    """
     for end in range(len(text) + 1):
-        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        complete = [stop for stop in stops if text[:end].endswith(stop) and len(text[:end].encode()) >= min_bytes]
         if complete:
             stop = max(complete, key=len)
             return text[: end - len(stop)], stop

@@ -165,3 +165,17 @@ def test_rows_of_neighbouring_positions_and_seeds_are_uncorrelated() -> None:
 def test_noise_has_the_gumbel_distribution() -> None:
     noise = -np.log(-np.log(uniforms(axis_bits("a block of all three"))))
     assert stats.kstest(noise, "gumbel_r").pvalue > LEVEL
+
+
+@pytest.mark.parametrize(
+    ("seed", "index", "expected"),
+    [(0, 1, 0x8858072C497ACFB9), (7, 1, 0x32A809FA9E10B9C7), (7, 7, 0x86B347E027E1D63F), (7, 0, 7)],
+)
+def test_the_seeds_of_several_outputs_keep_their_published_values(seed: int, index: int, expected: int) -> None:
+    assert keyed_noise.choice_seed(seed, index) == expected
+
+
+def test_outputs_of_neighbouring_seeds_have_seeds_of_their_own() -> None:
+    seeds = {keyed_noise.choice_seed(seed, index) for seed in range(1000) for index in range(8)}
+    assert len(seeds) == 8000
+    assert all(0 <= seed < 2**64 for seed in seeds)

@@ -56,7 +56,7 @@ def drafters(actions: list[Action]) -> list[Drafter]:
 
 def test_starting_with_a_draft_model_opens_a_session_on_the_prompt() -> None:
     fresh = SpeculationSession("r", PROMPT, SAMPLING, tenant="t")
-    assert fresh.on_decision(Drafter.MODEL, 4) == [OpenDraft(Open("r", 1, PROMPT, SAMPLING, 0, "t"))]
+    assert fresh.on_decision(Drafter.MODEL, 4) == [OpenDraft(Open("r", 1, PROMPT, SAMPLING, 0, "t", len(PROMPT)))]
 
 
 def test_a_commit_goes_to_the_draft_before_it_goes_to_the_client() -> None:
@@ -146,7 +146,9 @@ def test_a_lost_draft_releases_a_waiting_target_and_the_next_session_starts_wher
     actions = speculation.on_draft_lost(FallbackCause.LOST)
     assert actions == [Propose(block(4).__class__("r", 4, (), 1)), CloseDraft(), Fallback(FallbackCause.LOST)]
     assert proposals(speculation.on_commit(commit(4, 8), 0.1)) == [(5, ())]
-    assert speculation.on_decision(Drafter.MODEL, 4) == [OpenDraft(Open("r", 2, (*PROMPT, 7, 8), SAMPLING, 0))]
+    assert speculation.on_decision(Drafter.MODEL, 4) == [
+        OpenDraft(Open("r", 2, (*PROMPT, 7, 8), SAMPLING, 0, num_prompt_tokens=3))
+    ]
 
 
 def test_losing_a_draft_twice_counts_once() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from cluster.core.sampling import GREEDY_BELOW, WEIGHT_SCALE
 from cluster.runtime.kernels.compiling import native
+from cluster.runtime.kernels.logit_adjustments import Adjustments, adjust_row, is_adjusted
 from cluster.runtime.kernels.sampling_filters import (
     BLOCK,
     FAULT_NONE,
@@ -108,20 +109,27 @@ def _draw(row: Row, scratch: Scratch, params: Parameters, r: int) -> int:
 
 
 @native
-def sample_rows(logits: Array, ids: Array, params: Parameters, columns: Array, faults: Array) -> None:
+def sample_rows(
+    logits: Array, ids: Array, params: Parameters, adjustments: Adjustments, columns: Array, faults: Array
+) -> None:
     """Write each row's sampled column, or a fault code.
 
     logits float32 [R, V]; ids int32 [V], the token id of each column; columns int64 [R]; faults uint8 [R].
     """
     scratch = make_scratch(logits.shape[1])
+    copy = np.empty(logits.shape[1] if len(adjustments.row_start) else 0, np.float32)
     for r in range(logits.shape[0]):
-        faults[r], top = scan(logits[r], scratch.block_max)
+        row_logits = logits[r]
+        if is_adjusted(adjustments, r):
+            adjust_row(row_logits, adjustments, r, copy)
+            row_logits = copy
+        faults[r], top = scan(row_logits, scratch.block_max)
         if faults[r] != FAULT_NONE:
             continue
         is_greedy = params.temperature[r] < GREEDY_BELOW
         scale = 1.0 if is_greedy else 1.0 / params.temperature[r]
         key = output(params.seed[r], np.uint64(params.position[r]))
-        row = Row(logits[r], ids, scratch.block_max, top, scale, key)
+        row = Row(row_logits, ids, scratch.block_max, top, scale, key)
         columns[r] = _greedy(row) if is_greedy else _draw(row, scratch, params, r)
 
 

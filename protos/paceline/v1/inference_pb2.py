@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from protos.paceline.v1 import common_pb2 as protos_dot_paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/paceline/v1/inference.proto\x12\x0bpaceline.v1\x1a\x1fprotos/paceline/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"t\n\x0bSpeculation\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\tB\n\n\x08_enabledB\x13\n\x11_max_draft_tokens\"\xae\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.paceline.v1.ChatMessagesH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x07\x88\x01\x01\x12\x0e\n\x06tenant\x18\x0f \x01(\t\x12\x10\n\x08workload\x18\x10 \x01(\t\x12\x16\n\ttimeout_s\x18\x11 \x01(\x01H\x08\x88\x01\x01\x12-\n\x0bspeculation\x18\x12 \x01(\x0b\x32\x18.paceline.v1.SpeculationB\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\x0c\n\n_timeout_s\"\x9e\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65ptance_length\x18\x06 \x01(\x01\"\xca\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.paceline.v1.Usage\"d\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.paceline.v1.ChatMessagesH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r2\xa6\x01\n\x10InferenceService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.paceline.v1.TokenizeRequest\x1a\x1d.paceline.v1.TokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/paceline/v1/inference.proto\x12\x0bpaceline.v1\x1a\x1fprotos/paceline/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"t\n\x0bSpeculation\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\tB\n\n\x08_enabledB\x13\n\x11_max_draft_tokens\"\x81\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.paceline.v1.ChatMessagesH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x07\x88\x01\x01\x12\x0e\n\x06tenant\x18\x0f \x01(\t\x12\x10\n\x08workload\x18\x10 \x01(\t\x12\x16\n\ttimeout_s\x18\x11 \x01(\x01H\x08\x88\x01\x01\x12-\n\x0bspeculation\x18\x12 \x01(\x0b\x32\x18.paceline.v1.Speculation\x12\x1d\n\x10presence_penalty\x18\x13 \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x14 \x01(\x01H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x15 \x01(\x01H\x0b\x88\x01\x01\x12?\n\nlogit_bias\x18\x16 \x03(\x0b\x32+.paceline.v1.GenerateRequest.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x17 \x01(\rH\x0c\x88\x01\x01\x12\x0e\n\x01n\x18\x18 \x01(\rH\r\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\x0c\n\n_timeout_sB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\x04\n\x02_n\"\x9e\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65ptance_length\x18\x06 \x01(\x01\"\xd9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.paceline.v1.Usage\x12\r\n\x05index\x18\x07 \x01(\r\"d\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.paceline.v1.ChatMessagesH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r2\xa6\x01\n\x10InferenceService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.paceline.v1.TokenizeRequest\x1a\x1d.paceline.v1.TokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.paceline.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_CHATMESSAGE']._serialized_start=84
   _globals['_CHATMESSAGE']._serialized_end=128
   _globals['_CHATMESSAGES']._serialized_start=130
@@ -41,15 +43,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATION']._serialized_start=215
   _globals['_SPECULATION']._serialized_end=331
   _globals['_GENERATEREQUEST']._serialized_start=334
-  _globals['_GENERATEREQUEST']._serialized_end=892
-  _globals['_USAGE']._serialized_start=895
-  _globals['_USAGE']._serialized_end=1053
-  _globals['_GENERATERESPONSE']._serialized_start=1056
-  _globals['_GENERATERESPONSE']._serialized_end=1258
-  _globals['_TOKENIZEREQUEST']._serialized_start=1260
-  _globals['_TOKENIZEREQUEST']._serialized_end=1360
-  _globals['_TOKENIZERESPONSE']._serialized_start=1362
-  _globals['_TOKENIZERESPONSE']._serialized_end=1399
-  _globals['_INFERENCESERVICE']._serialized_start=1402
-  _globals['_INFERENCESERVICE']._serialized_end=1568
+  _globals['_GENERATEREQUEST']._serialized_end=1231
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=989
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1037
+  _globals['_USAGE']._serialized_start=1234
+  _globals['_USAGE']._serialized_end=1392
+  _globals['_GENERATERESPONSE']._serialized_start=1395
+  _globals['_GENERATERESPONSE']._serialized_end=1612
+  _globals['_TOKENIZEREQUEST']._serialized_start=1614
+  _globals['_TOKENIZEREQUEST']._serialized_end=1714
+  _globals['_TOKENIZERESPONSE']._serialized_start=1716
+  _globals['_TOKENIZERESPONSE']._serialized_end=1753
+  _globals['_INFERENCESERVICE']._serialized_start=1756
+  _globals['_INFERENCESERVICE']._serialized_end=1922
 # @@protoc_insertion_point(module_scope)

@@ -32,7 +32,7 @@ def load_engine(
     launch: starts the other ranks of a tensor-parallel replica. Raises ModelError if the model cannot be served.
     """
     runner = _load_runner(pool, device, None, launch)
-    return _owning(target_engine(runner, pool, speculation), runner)
+    return owning(target_engine(runner, pool, speculation), runner)
 
 
 def load_draft_engine(
@@ -43,7 +43,7 @@ def load_draft_engine(
     launch: see load_engine. Raises ModelError if the model cannot be served.
     """
     runner = _load_runner(pool, device, target_path, launch)
-    return _owning(draft_engine(runner, pool), runner)
+    return owning(draft_engine(runner, pool), runner)
 
 
 def _load_runner(pool: PoolConfig, device: Device, target_path: str | None, launch: Launcher) -> ModelRunner:
@@ -52,7 +52,7 @@ def _load_runner(pool: PoolConfig, device: Device, target_path: str | None, laun
     return build_tensor_parallel_runner(pool, device, target_path, launch)
 
 
-def _owning(engine: EngineT, runner: ModelRunner) -> EngineT:
+def owning(engine: EngineT, runner: ModelRunner) -> EngineT:
     """An engine that ends with its ranks, and they with it."""
     if isinstance(runner, TensorParallelRunner):
         runner.leader.on_lost = engine.abandon

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -21,11 +22,13 @@ from cluster.config import ClusterConfig, Device, DraftLengthMode, DType, HoldMo
 from cluster.config import SpeculationConfig as Speculation
 from cluster.messages import Drafter, SamplingParams, SpeculationOverride
 from cluster.router.local import LocalModel, LocalSystem
+from cluster.runtime.checkpoint import load_spec
 from cluster.runtime.factory import load_draft_engine, owning, target_engine
 from cluster.runtime.leader import build_tensor_parallel_runner
 from cluster.runtime.model_runner import ModelRunner, build_runner
 from cluster.runtime.model_store import resolve_model
 from cluster.runtime.rank_processes import RankProcesses
+from cluster.runtime.weights import load_weights
 from cluster.tokenizer import Tokenizer
 from load_tests.losslessness import MODEL, Output, num_differing, requests_for, run_all
 from load_tests.prompts import all_prompts
@@ -60,9 +63,11 @@ def system_config(ranks: int) -> ClusterConfig:
 
 
 def load_runner(config: PoolConfig) -> tuple[ModelRunner, tuple[int, ...]]:
-    """A target's runner and the bytes of weights that its ranks hold; of one device, those are not counted."""
+    """A target's runner, and the bytes of weights that each of its ranks holds."""
     if config.tensor_parallel == 1:
-        return build_runner(config, Device.CPU), ()
+        path = resolve_model(config.path)
+        whole = load_weights(path, load_spec(path), torch.float32, torch.device("cpu"))
+        return build_runner(config, Device.CPU), (whole.num_bytes,)
     runner = build_tensor_parallel_runner(config, Device.CPU, None, RankProcesses)
     return runner, runner.weight_bytes
 
@@ -93,7 +98,8 @@ def report(rows: Sequence[Row]) -> tuple[Table, int]:
         differing = num_differing(rows[0].outputs, row.outputs)
         tokens = sum(len(output.token_ids) for output in row.outputs)
         steps = sum(output.num_steps for output in row.outputs)
-        weights = " ".join(f"{count / 1e6:.0f}" for count in row.weight_bytes)
+        (whole,) = rows[0].weight_bytes
+        weights = " ".join(f"{count / 1e6:.0f} ({count / whole:.0%})" for count in row.weight_bytes)
         table.add_row(
             str(row.ranks), str(row.speculation), str(tokens), str(differing), f"{tokens / steps:.2f}", weights
         )
@@ -104,12 +110,12 @@ def report(rows: Sequence[Row]) -> tuple[Table, int]:
 def main(
     prompts: Annotated[int, typer.Option(min=1, max=64)] = 32,
     max_tokens: Annotated[int, typer.Option(min=1)] = 32,
-    ranks: Annotated[str, typer.Option(help="Comma-separated; compared with the first.")] = "1,2,3",
+    ranks: Annotated[str, typer.Option(help="Comma-separated; each is compared with one device.")] = "2,3",
 ) -> None:
     """Compare the sizes."""
     rows: list[Row] = []
     console = Console()
-    for size in map(int, ranks.split(",")):
+    for size in (1, *map(int, ranks.split(","))):
         rows += asyncio.run(measure(size, all_prompts()[:prompts], max_tokens))
         console.log(f"{size} ranks: done")
     table, differing = report(rows)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from cluster.cli import app
 from cluster.config import Device, PoolConfig
 from cluster.core.step import SchedulerOutput, StepOutput
 from cluster.messages import Refusal, RefusalReason, Submit
@@ -131,6 +133,14 @@ def test_a_model_that_cannot_be_divided_is_refused_before_a_rank_starts(models: 
 
     with pytest.raises(ModelError, match="the model has 9 attention heads, which 10 ranks cannot share"):
         divided(pool_config(models / "target"), 10, launch)  # type: ignore[arg-type]
+
+
+def test_the_command_refuses_it_before_anything_starts(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "paceline.yaml"
+    file.write_text(f"models: [{{name: m, target: {{path: {models / 'target'}, tensor_parallel: 10}}}}]")
+    result = CliRunner().invoke(app, ["generate", "hello", "--no-cluster", "--config", str(file)])
+    assert result.exit_code == 1
+    assert "tensor_parallel: the model has 9 attention heads, which 10 ranks cannot share" in result.output
 
 
 # --- lost ranks -------------------------------------------------------------------------------------------------------

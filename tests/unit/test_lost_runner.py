@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from cluster.core.step import SchedulerOutput
@@ -19,21 +21,19 @@ def refusals(pool: Pool) -> list[tuple[str, RefusalReason]]:
 
 
 def test_a_step_that_loses_the_runner_ends_the_engine_at_once() -> None:
-    pool, closed = target_pool(), []
+    pool, closed = target_pool(), threading.Event()
 
     def lose(step: SchedulerOutput) -> None:
         raise RunnerLost("rank 1 has ended")
 
     pool.runner.before_step = lose
-    pool.engine.on_closed = lambda: closed.append(True)
-    pool.engine.start()
+    pool.engine.on_closed = closed.set
     pool.engine.handle([Submit("a", (3, 4), sampling()), Submit("b", (5,), sampling())])
-    assert pool.engine.drain(30)
-    pool.engine.stop()
+    pool.engine.start()
+    assert closed.wait(30)
     with pytest.raises(EngineError, match="rank 1 has ended"):
         pool.engine.check_health()
     assert sorted(refusals(pool)) == [("a", RefusalReason.DRAINING), ("b", RefusalReason.DRAINING)]
-    assert closed == [True]
     assert pool.is_free()
 
 

@@ -166,7 +166,21 @@ def _load(path: Path | None) -> ClusterConfig:
 def _fetch_models(config: ClusterConfig) -> None:
     pools: list[PoolConfig] = [pool for model in config.models for pool in (model.target, model.draft) if pool]
     for pool in pools:
-        _resolve(pool.path)
+        _check_ranks(_resolve(pool.path), pool.tensor_parallel)
+
+
+def _check_ranks(path: Path, num_ranks: int) -> None:
+    """Refuse early what every rank would refuse."""
+    if num_ranks == 1:
+        return
+    from cluster.runtime.checkpoint import load_spec
+    from cluster.runtime.model_spec import ModelError
+    from cluster.runtime.sharding import check_shardable
+
+    try:
+        check_shardable(load_spec(path), num_ranks)
+    except ModelError as error:
+        _die(f"{path}: {error}")
 
 
 def _resolve(name: str) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.messages import Drafter
 from cluster.messages import DraftLengthMode as DraftLengthMode  # re-exported: values of a field below
@@ -38,7 +38,7 @@ class PoolConfig(_Frozen):
 
     path: str = Field(description="a known model name, a directory in transformers' format, a .gguf file, or a hub id")
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     dtype: DType = DType.BFLOAT16
     max_model_len: Annotated[int, Field(ge=16)] = 8192
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
@@ -51,12 +51,11 @@ class PoolConfig(_Frozen):
     num_cpus: Annotated[float, Field(ge=0)] = 0.5
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
 
-    @field_validator("tensor_parallel")
-    @classmethod
-    def _one_device(cls, value: int) -> int:
-        if value > 1:
-            raise ValueError("only 1 is supported")
-        return value
+    @model_validator(mode="after")
+    def _ranks_have_resources(self) -> Self:
+        if self.tensor_parallel > 1 and not (self.num_cpus or self.num_gpus):
+            raise ValueError("tensor_parallel above 1 needs num_cpus or num_gpus above 0, to be placed")
+        return self
 
 
 class ModelConfig(_Frozen):

@@ -19,6 +19,7 @@ GRPC_SERVICER_FUNCTIONS = [
 ]
 MAX_ONGOING_REQUESTS = 10_000  # the router's own admission bounds what runs; Serve must not stop it before
 _HEALTH = {"health_check_period_s": 2, "health_check_timeout_s": 30, "graceful_shutdown_timeout_s": 30}
+_GROUP_CHECK_PERIOD_S = 0.5
 
 
 def build(config: ClusterConfig) -> Application:
@@ -58,4 +59,17 @@ def _pool_options(pool: PoolConfig) -> dict[str, Any]:
     # Before torch is loaded: idle OpenMP threads must not spin on cores that another pool's process needs.
     environment = {"env_vars": dict(OPENMP_ENVIRONMENT)}
     actor = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus, "runtime_env": environment}
-    return {"num_replicas": pool.replicas, "max_ongoing_requests": 100, "ray_actor_options": actor, **_HEALTH}
+    options = {"num_replicas": pool.replicas, "max_ongoing_requests": 100, "ray_actor_options": actor, **_HEALTH}
+    return options if pool.tensor_parallel == 1 else options | _group_options(pool)
+
+
+def _group_options(pool: PoolConfig) -> dict[str, Any]:
+    """A replica of several ranks: a bundle for each, all on one machine; the replica itself sits in the first."""
+    resources = {"CPU": pool.num_cpus, "GPU": pool.num_gpus}
+    bundle = {name: amount for name, amount in resources.items() if amount}
+    return {
+        "placement_group_bundles": [bundle] * pool.tensor_parallel,
+        "placement_group_strategy": "STRICT_PACK",
+        # Serve replaces a replica after three failed checks in a row, and any rank's death ends a group.
+        "health_check_period_s": _GROUP_CHECK_PERIOD_S,
+    }

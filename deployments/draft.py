@@ -9,6 +9,7 @@ from cluster.runtime.threads import set_num_threads
 from cluster.transport.draft_stream import DRAFT_PROTOCOL
 from cluster.transport.hub import PoolHub
 from deployments.pool_host import PoolHost
+from deployments.ranks import RankActors
 
 
 class DraftReplica:
@@ -20,7 +21,7 @@ class DraftReplica:
         if model.draft is None:
             raise ValueError(f"models.{model.name}.draft: not configured")
         set_num_threads(model.draft.num_threads)
-        engine = load_draft_engine(model.draft, model.target.path, device)
+        engine = load_draft_engine(model.draft, model.target.path, device, RankActors)
         hub = PoolHub(DRAFT_PROTOCOL)
         hub.bind(engine)
         engine.on_events = hub.publish

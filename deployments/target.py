@@ -9,6 +9,7 @@ from cluster.runtime.threads import set_num_threads
 from cluster.transport.hub import PoolHub
 from cluster.transport.target_stream import TARGET_PROTOCOL
 from deployments.pool_host import PoolHost
+from deployments.ranks import RankActors
 
 
 class TargetReplica:
@@ -18,7 +19,7 @@ class TargetReplica:
         self, model: ModelConfig, speculation: SpeculationConfig, device: Device
     ) -> None:
         set_num_threads(model.target.num_threads)
-        engine = load_engine(model.target, speculation, device)
+        engine = load_engine(model.target, speculation, device, RankActors)
         hub = PoolHub(TARGET_PROTOCOL)
         hub.bind(engine)
         engine.on_events = hub.publish

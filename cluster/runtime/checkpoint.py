@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,6 +53,14 @@ def _tokenizer_eos(path: Path) -> frozenset[int]:
     return frozenset() if token_id is None else frozenset({token_id})
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The indices that are read of a tensor's dimension of `size`."""
+
+    size: int
+    indices: range
+
+
 class Checkpoint:
     """Owns the open weight files of one model directory; tensors are copied out one at a time.
 
@@ -80,20 +88,24 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._shard_of
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """Read one tensor of the given shape."""
+    def tensor(self, name: str, *shape: int | Part) -> Tensor:
+        """Read one tensor of the given shape, or the given part of it and no more."""
         if name not in self._shard_of:
             raise ModelError(f"{self.path} has no tensor {name}")
-        shard = self._shard_of[name]
-        found = tuple(shard.get_slice(name).get_shape())
-        if found != shape:
-            raise ModelError(f"{self.path}: tensor {name} has shape {list(found)}, its config says {list(shape)}")
+        stored = self._shard_of[name].get_slice(name)
+        found, expected = list(stored.get_shape()), [dim.size if isinstance(dim, Part) else dim for dim in shape]
+        if found != expected:
+            raise ModelError(f"{self.path}: tensor {name} has shape {found}, its config says {expected}")
         self._unread.discard(name)
-        tensor: Tensor = shard.get_tensor(name)
-        return tensor
+        indices = tuple(_slice_of(dim) for dim in shape)
+        if all(index == slice(0, size) for index, size in zip(indices, found, strict=True)):
+            whole: Tensor = self._shard_of[name].get_tensor(name)
+            return whole
+        part: Tensor = stored[indices]  # a view of the mapped file
+        return part.clone(memory_format=torch.contiguous_format)
 
-    def weight(self, name: str, *shape: int) -> Tensor:
-        """Read one tensor of floating-point numbers."""
+    def weight(self, name: str, *shape: int | Part) -> Tensor:
+        """Read one tensor of floating-point numbers, see tensor()."""
         tensor = self.tensor(name, *shape)
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -135,6 +147,10 @@ class Checkpoint:
             raise ModelError(f"{file} is missing") from error
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is damaged or incomplete ({error})") from error
+
+
+def _slice_of(dim: int | Part) -> slice:
+    return slice(dim.indices.start, dim.indices.stop) if isinstance(dim, Part) else slice(0, dim)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from cluster.runtime.attention import AttentionBackend
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache
-from cluster.runtime.layers import LayerOps
+from cluster.runtime.layers import LayerOps, Linear
 from cluster.runtime.model_spec import ModelSpec
 from cluster.runtime.weights import LayerWeights
 
@@ -26,13 +26,26 @@ class LayerStack(Protocol):
         ...
 
 
+def _as_it_is(linear: Linear) -> Linear:
+    return linear
+
+
 class PlainLayerStack:
-    """Layers computed one operation at a time."""
+    """Layers computed one operation at a time.
+
+    `whole` wraps the two products that end a half of a layer: where a rank has a part of their input only, it adds the
+    other ranks' parts of the sum.
+    """
 
     def __init__(
-        self, spec: ModelSpec, layers: Sequence[LayerWeights], ops: LayerOps, attention: AttentionBackend
+        self,
+        spec: ModelSpec,
+        layers: Sequence[LayerWeights],
+        ops: LayerOps,
+        attention: AttentionBackend,
+        whole: Callable[[Linear], Linear] = _as_it_is,
     ) -> None:
-        self._layers = tuple(DecoderLayer(spec, layer, ops, attention) for layer in layers)
+        self._layers = tuple(DecoderLayer(spec, layer, ops, attention, whole) for layer in layers)
 
     def forward(self, hidden: Tensor, rotary: Tensor, batch: InputBatch, kv: KVCache) -> Tensor:
         """See LayerStack.forward."""
@@ -44,7 +57,14 @@ class PlainLayerStack:
 class DecoderLayer:
     """One layer's parameters: attention over the paged cache, then the gated MLP, each added to the residual."""
 
-    def __init__(self, spec: ModelSpec, weights: LayerWeights, ops: LayerOps, attention: AttentionBackend) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: LayerWeights,
+        ops: LayerOps,
+        attention: AttentionBackend,
+        whole: Callable[[Linear], Linear],
+    ) -> None:
         dtype = ops.activation_dtype(weights.qkv.weight.dtype)
         self._ops = ops
         self._attention = attention
@@ -52,10 +72,10 @@ class DecoderLayer:
         self._input_norm = weights.input_norm.to(dtype)
         self._qkv = ops.linear(weights.qkv)
         self._qk_norm = None if weights.qk_norm is None else weights.qk_norm.to(dtype)
-        self._output = ops.linear(weights.output)
+        self._output = whole(ops.linear(weights.output))
         self._mlp_norm = weights.mlp_norm.to(dtype)
         self._gate_up = ops.linear(weights.gate_up)
-        self._down = ops.linear(weights.down)
+        self._down = whole(ops.linear(weights.down))
 
     def forward(self, hidden: Tensor, rotary: Tensor, cache: tuple[Tensor, Tensor], batch: InputBatch) -> Tensor:
         """hidden [num_tokens, hidden_size] in and out; rotary holds the table's row for each token."""

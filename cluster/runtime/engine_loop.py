@@ -12,7 +12,7 @@ from cluster.messages import PoolLoad, Refusal, RefusalReason
 from cluster.runtime.faults import FaultLog
 from cluster.runtime.inbox import Inbox
 from cluster.runtime.load_report import LoadReporter, load_of
-from cluster.runtime.work import Runner, Work
+from cluster.runtime.work import Runner, RunnerLost, Work
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -30,7 +30,8 @@ class EngineLoop(Generic[CommandT, EventT]):
     """Owns an engine's thread, its inbox and its health.
 
     `on_events` and `on_step` are called from the engine's thread, once per step, and must not block; set them before
-    start(). handle, drain, stop, stats and check_health may be called from any thread, step() only without start().
+    start(). `on_closed` is called once, after the last event, when the engine has ended for whatever reason.
+    handle, drain, stop, abandon, stats and check_health may be called from any thread, step() only without start().
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class EngineLoop(Generic[CommandT, EventT]):
     ) -> None:
         self.on_events = on_events
         self.on_step = on_step
+        self.on_closed: Callable[[], None] | None = None
         self.faults = FaultLog()
         self._work = work
         self._runner = runner
@@ -106,6 +108,12 @@ class EngineLoop(Generic[CommandT, EventT]):
         elif self._thread is not threading.current_thread():
             self._thread.join()
 
+    def abandon(self, error: Exception) -> None:
+        """End as after a crash, because the runner is lost: refuse whatever is open. Returns at once."""
+        self._crash = error
+        self._is_stopping = True
+        self._inbox.wake()
+
     def stats(self) -> SchedulerStats:
         """Occupancy after the latest step."""
         return self._stats
@@ -168,6 +176,8 @@ class EngineLoop(Generic[CommandT, EventT]):
             output = self._runner.execute(step)
             now = self._clock()
             stats = self._work.apply(step, output, now, now - began)
+        except RunnerLost:  # nothing to fail one by one: all requests are refused as the engine ends
+            raise
         except Exception as error:  # noqa: BLE001 - a failed step ends its own sequences and no others
             self._num_failed_steps += 1
             self.faults.record("a step failed", error)
@@ -225,6 +235,11 @@ class EngineLoop(Generic[CommandT, EventT]):
         except Exception as error:  # noqa: BLE001 - after a crash even this may fail, and a drain must not wait for it
             self.faults.record("refusing what was left failed", error)
         self._drained.set()
+        try:
+            if self.on_closed is not None:
+                self.on_closed()
+        except Exception as error:  # noqa: BLE001 - the thread ends here, and nobody above could do more
+            self.faults.record("on_closed failed", error)
 
 
 def _earliest(*times: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any, TypeVar
 
 from cluster.config import Device, PoolConfig, SpeculationConfig
 from cluster.core.block_pool import BlockPool
@@ -12,22 +13,51 @@ from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.runtime.drafter import DraftEngine
 from cluster.runtime.engine import Engine
+from cluster.runtime.engine_loop import EngineLoop
+from cluster.runtime.leader import TensorParallelRunner, build_tensor_parallel_runner
 from cluster.runtime.model_runner import ModelRunner, build_runner
+from cluster.runtime.rank_processes import RankProcesses
+from cluster.runtime.ranks import Launcher
+
+EngineT = TypeVar("EngineT", bound=EngineLoop[Any, Any])
 
 logger = logging.getLogger(__name__)
 
 
-def load_engine(pool: PoolConfig, speculation: SpeculationConfig, device: Device) -> Engine:
-    """A target replica's engine with its model loaded, not started. Raises ModelError if the model cannot be served."""
-    return target_engine(build_runner(pool, device, target_path=None), pool, speculation)
+def load_engine(
+    pool: PoolConfig, speculation: SpeculationConfig, device: Device, launch: Launcher = RankProcesses
+) -> Engine:
+    """A target replica's engine with its model loaded, not started.
+
+    launch: starts the other ranks of a tensor-parallel replica. Raises ModelError if the model cannot be served.
+    """
+    runner = _load_runner(pool, device, None, launch)
+    return owning(target_engine(runner, pool, speculation), runner)
 
 
-def load_draft_engine(pool: PoolConfig, target_path: str, device: Device) -> DraftEngine:
+def load_draft_engine(
+    pool: PoolConfig, target_path: str, device: Device, launch: Launcher = RankProcesses
+) -> DraftEngine:
     """A draft replica's engine with its model loaded, not started; `target_path` is where a shared embedding is from.
 
-    Raises ModelError if the model cannot be served.
+    launch: see load_engine. Raises ModelError if the model cannot be served.
     """
-    return draft_engine(build_runner(pool, device, target_path), pool)
+    runner = _load_runner(pool, device, target_path, launch)
+    return owning(draft_engine(runner, pool), runner)
+
+
+def _load_runner(pool: PoolConfig, device: Device, target_path: str | None, launch: Launcher) -> ModelRunner:
+    if pool.tensor_parallel == 1:
+        return build_runner(pool, device, target_path)
+    return build_tensor_parallel_runner(pool, device, target_path, launch)
+
+
+def owning(engine: EngineT, runner: ModelRunner) -> EngineT:
+    """An engine that ends with its ranks, and they with it."""
+    if isinstance(runner, TensorParallelRunner):
+        runner.leader.on_lost = engine.abandon
+        engine.on_closed = runner.leader.close
+    return engine
 
 
 def target_engine(runner: ModelRunner, pool: PoolConfig, speculation: SpeculationConfig) -> Engine:

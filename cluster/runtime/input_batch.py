@@ -24,11 +24,30 @@ class HostRows:
     On the CPU the tensors of the same name in InputBatch share this memory.
     """
 
+    token_ids: Int64Array  # [num_tokens]
+    sample_rows: Int64Array  # [num_samples]
     positions: Int64Array  # [num_tokens]
     slot_mapping: Int64Array  # [num_tokens]
     query_start: Int32Array  # [num_seqs + 1]
     context_len: Int32Array  # [num_seqs]
     block_table: Int32Array  # [num_seqs, max_blocks]
+
+    @classmethod
+    def locate(
+        cls,
+        token_ids: Int64Array,
+        sample_rows: Int64Array,
+        query_start: Int32Array,
+        context_len: Int32Array,
+        block_table: Int32Array,
+        block_size: int,
+    ) -> HostRows:
+        """Work out each row's position and slot from its sequence's."""
+        lengths = np.diff(query_start)
+        owner = np.repeat(np.arange(len(lengths)), lengths)  # [num_tokens] index of each row's sequence
+        positions = np.arange(len(owner), dtype=np.int64) + (context_len - query_start[1:])[owner]
+        slots = block_table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        return cls(token_ids, sample_rows, positions, slots, query_start, context_len, block_table)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,21 +84,24 @@ class InputBatch:
     @classmethod
     def build(cls, step: SchedulerOutput, block_size: int, device: torch.device | None = None) -> InputBatch:
         """Flatten a step. Every sequence must have at least one token and a block table that covers its rows."""
-        items = step.scheduled
-        host = _host_rows(items, block_size)
+        return cls.place(_host_rows(step.scheduled, block_size), SamplingBatch.build(step), device)
+
+    @classmethod
+    def place(cls, host: HostRows, sampling: SamplingBatch, device: torch.device | None = None) -> InputBatch:
+        """Put rows on the device."""
         on_device = _Placer(device)
         return cls(
-            token_ids=on_device(_flat_token_ids(items)),
+            token_ids=on_device(host.token_ids),
             positions=on_device(host.positions),
             slot_mapping=on_device(host.slot_mapping),
             query_start=on_device(host.query_start),
             context_len=on_device(host.context_len),
             block_table=on_device(host.block_table),
-            sample_rows=on_device(_sample_rows(items, host.query_start)),
+            sample_rows=on_device(host.sample_rows),
             host=host,
-            max_query_len=max((len(item.token_ids) for item in items), default=0),
+            max_query_len=int(np.diff(host.query_start).max(initial=0)),
             max_context_len=int(host.context_len.max(initial=0)),
-            sampling=SamplingBatch.build(step),
+            sampling=sampling,
         )
 
 
@@ -99,15 +121,14 @@ def _flat_token_ids(items: Sequence[ScheduledSequence]) -> Int64Array:
 
 
 def _host_rows(items: Sequence[ScheduledSequence], block_size: int) -> HostRows:
-    lengths = np.array([len(item.token_ids) for item in items], dtype=np.int64)
-    starts = np.array([item.start for item in items], dtype=np.int64)
+    lengths = np.array([len(item.token_ids) for item in items], dtype=np.int32)
+    starts = np.array([item.start for item in items], dtype=np.int32)
     query_start = np.zeros(len(items) + 1, dtype=np.int32)
     np.cumsum(lengths, out=query_start[1:])
-    owner = np.repeat(np.arange(len(items)), lengths)  # [num_tokens] index of each row's sequence
-    positions = np.arange(len(owner), dtype=np.int64) + (starts - query_start[:-1])[owner]
-    block_table = _block_table(items)
-    slots = block_table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    return HostRows(positions, slots, query_start, (starts + lengths).astype(np.int32), block_table)
+    sample_rows = _sample_rows(items, query_start)
+    return HostRows.locate(
+        _flat_token_ids(items), sample_rows, query_start, starts + lengths, _block_table(items), block_size
+    )
 
 
 def _block_table(items: Sequence[ScheduledSequence]) -> Int32Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,27 @@ from cluster.runtime.layers import LayerOps, make_layer_ops
 from cluster.runtime.model_spec import ModelError, ModelSpec
 from cluster.runtime.rotary import rotary_table
 from cluster.runtime.weights import DecoderWeights, load_weights
+
+
+class Model(Protocol):
+    """What a runner drives: logits out of rows, over KV memory that it is given."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def output_token_ids(self) -> Tensor | None:
+        """Token ids of the logits' columns, int64 [output_size]; None: column i is token i."""
+
+    def forward(self, batch: InputBatch, kv: KVCache) -> Tensor:
+        """Logits of the sampled rows, float32 [num_samples, output_size]; writes the step's keys and values."""
+        ...
 
 
 class DecoderModel:
@@ -71,15 +93,21 @@ def load_model(
     within that length.
     """
     spec = load_spec(path)
+    length = context_length(path, spec, max_model_len)
+    weights = load_weights(path, spec, dtype, device, target_path)
+    ops = backend.ops if backend else make_layer_ops(device)
+    return DecoderModel(spec, weights, ops, _layer_stack(spec, weights, ops, backend), length)
+
+
+def context_length(path: Path, spec: ModelSpec, max_model_len: int | None) -> int:
+    """Tokens of the longest sequence. Raises ModelError when the model's attention is windowed within that."""
     length = min(max_model_len or spec.max_position, spec.max_position)
     if spec.sliding_window is not None and length > spec.sliding_window:
         raise ModelError(
             f"{path} attends over a sliding window, which is not supported beyond the window: "
             f"set max_model_len to {spec.sliding_window} or less (it is {length})"
         )
-    weights = load_weights(path, spec, dtype, device, target_path)
-    ops = backend.ops if backend else make_layer_ops(device)
-    return DecoderModel(spec, weights, ops, _layer_stack(spec, weights, ops, backend), length)
+    return length
 
 
 def _layer_stack(spec: ModelSpec, weights: DecoderWeights, ops: LayerOps, backend: Backend | None) -> LayerStack:

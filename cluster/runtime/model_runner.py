@@ -9,19 +9,19 @@ from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.messages import SamplingParams
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache, bytes_per_block, num_blocks_for, total_memory
-from cluster.runtime.model import DecoderModel, load_model
-from cluster.runtime.model_spec import ModelError, ModelSpec
+from cluster.runtime.model import Model, load_model
+from cluster.runtime.model_spec import ModelError
 from cluster.runtime.model_store import resolve_model
 from cluster.runtime.sampler import Sampler, collect_step_output, make_sampler
 from cluster.runtime.threads import set_num_threads
 
-_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
+DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 
 
 class ModelRunner:
     """Owns a model and its KV memory; keeps nothing about requests. One thread only."""
 
-    def __init__(self, model: DecoderModel, kv: KVCache, sampler: Sampler) -> None:
+    def __init__(self, model: Model, kv: KVCache, sampler: Sampler) -> None:
         self._model = model
         self._kv = kv
         self._sampler = sampler
@@ -84,10 +84,11 @@ def build_runner(pool: PoolConfig, device: Device, target_path: str | None = Non
     where = torch_device(device)
     if where.type == "cpu":
         set_num_threads(pool.num_threads)
-    dtype = _DTYPES[pool.dtype]
+    dtype = DTYPES[pool.dtype]
     target = None if target_path is None else resolve_model(target_path)
     model = load_model(resolve_model(pool.path), dtype, where, target, pool.max_model_len)
-    num_blocks = _num_blocks(pool, model.spec, model.max_model_len, where)
+    block_bytes = bytes_per_block(model.spec, pool.block_size, dtype)
+    num_blocks = num_kv_blocks(pool, block_bytes, model.max_model_len, where)
     kv = KVCache.allocate(model.spec, num_blocks, pool.block_size, dtype, where)
     runner = ModelRunner(model, kv, make_sampler(where))
     runner.warm_up(pool.max_num_batched_tokens)
@@ -102,11 +103,13 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cuda" if use_cuda else "cpu")
 
 
-def _num_blocks(pool: PoolConfig, spec: ModelSpec, max_model_len: int, device: torch.device) -> int:
-    """kv_blocks, or what kv_memory_fraction affords, but never more than a full batch of longest sequences."""
+def num_kv_blocks(pool: PoolConfig, block_bytes: int, max_model_len: int, device: torch.device) -> int:
+    """kv_blocks, or what kv_memory_fraction affords, but never more than a full batch of longest sequences.
+
+    Raises ModelError when that is none.
+    """
     if pool.kv_blocks is not None:
         return pool.kv_blocks
-    block_bytes = bytes_per_block(spec, pool.block_size, _DTYPES[pool.dtype])
     most = pool.max_num_seqs * -(-max_model_len // pool.block_size)
     total = total_memory(device)
     num_blocks = num_blocks_for(pool.kv_memory_fraction, block_bytes, total, most)

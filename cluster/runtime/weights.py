@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cluster.runtime.checkpoint import Checkpoint, load_spec
+from cluster.runtime.checkpoint import Checkpoint, Part, load_spec
 from cluster.runtime.layers import LinearWeights
 from cluster.runtime.model_spec import ModelError as ModelError  # what every loader here raises
 from cluster.runtime.model_spec import ModelSpec
+from cluster.runtime.sharding import Shard
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HARMLESS = (".rotary_emb.inv_freq",)  # derived from the config; old checkpoints carry it
@@ -19,7 +20,7 @@ _HARMLESS = (".rotary_emb.inv_freq",)  # derived from the config; old checkpoint
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One decoder layer."""
+    """One decoder layer, or one rank's part of it: then the sizes below are those of Shard.spec_of."""
 
     input_norm: Tensor  # [hidden]
     qkv: LinearWeights  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: queries, keys, values
@@ -29,10 +30,18 @@ class LayerWeights:
     gate_up: LinearWeights  # [2 * intermediate, hidden]: gate, then up
     down: LinearWeights  # [hidden, intermediate]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that the layer holds."""
+        linears = (self.qkv, self.output, self.gate_up, self.down)
+        optional = (self.qk_norm, *(linear.bias for linear in linears))
+        present = [tensor for tensor in optional if tensor is not None]
+        return [self.input_norm, self.mlp_norm, *(linear.weight for linear in linears), *present]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderWeights:
-    """A whole decoder. `output_token_ids` maps logit columns to token ids, None when they are the same."""
+    """A whole decoder, or one rank's part. `output_token_ids` maps all logit columns to token ids, None: the same."""
 
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
@@ -40,19 +49,34 @@ class DecoderWeights:
     head: LinearWeights  # [output_size, hidden]; the embedding itself when tied
     output_token_ids: Tensor | None  # int64 [output_size]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory of all tensors; a tied embedding counts once."""
+        layers = [tensor for layer in self.layers for tensor in layer.tensors]
+        tensors = [self.embedding, self.norm, *layers]
+        if self.head.weight is not self.embedding:
+            tensors.append(self.head.weight)
+        return sum(tensor.nbytes for tensor in tensors)
+
 
 def load_weights(
-    path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, target_path: Path | None = None
+    path: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    target_path: Path | None = None,
+    shard: Shard | None = None,
 ) -> DecoderWeights:
-    """Read a model directory. A draft that shares its target's embedding needs the target's directory.
+    """Read a model directory, or `shard` of it and no more. `spec` is the whole model's either way.
+
+    A draft that shares its target's embedding needs the target's directory.
 
     Raises ModelError for damaged files and for missing, surplus or misshapen tensors.
     """
+    shard = shard or Shard.of(spec, 0, 1)
     with Checkpoint(path) as checkpoint:
-        reader = _Reader(checkpoint, spec, dtype, device)
-        embedding = (
-            reader.embedding() if not _shares(spec) else _target_embedding(path, spec, dtype, device, target_path)
-        )
+        reader = _Reader(checkpoint, spec, dtype, device, shard)
+        embedding = _target_embedding(reader, target_path) if _shares(spec) else reader.embedding()
         weights = DecoderWeights(
             embedding=embedding,
             layers=tuple(reader.layer(index) for index in range(spec.num_layers)),
@@ -69,9 +93,8 @@ def _shares(spec: ModelSpec) -> bool:
     return spec.draft is not None and spec.draft.shares_target_embedding
 
 
-def _target_embedding(
-    path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, target_path: Path | None
-) -> Tensor:
+def _target_embedding(reader: _Reader, target_path: Path | None) -> Tensor:
+    path, spec = reader.path, reader.spec
     if target_path is None:
         raise ModelError(f"{path} uses its target's embedding: it can only be a draft beside a target")
     target = load_spec(target_path)
@@ -81,31 +104,46 @@ def _target_embedding(
             f"but {target_path} has {target.vocab_size} x {target.hidden_size}"
         )
     with Checkpoint(target_path) as checkpoint:
-        return _Reader(checkpoint, target, dtype, device).embedding()
+        return reader.beside(checkpoint).embedding()
 
 
 class _Reader:
-    """Reads one checkpoint's tensors, cast and on the device."""
+    """Reads one rank's part of a checkpoint's tensors, cast and on the device."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, device: torch.device, shard: Shard
+    ) -> None:
+        self.spec = spec
         self._checkpoint = checkpoint
-        self._spec = spec
         self._dtype = dtype
         self._device = device
+        self._shard = shard
+        self._query = _heads_part(spec.num_heads, shard.query_heads, spec.head_dim)
+        self._kv = _heads_part(spec.num_kv_heads, shard.kv_heads, spec.head_dim)
+        self._intermediate = Part(spec.intermediate_size, shard.intermediate)
 
-    def read(self, name: str, *shape: int) -> Tensor:
+    @property
+    def path(self) -> Path:
+        return self._checkpoint.path
+
+    def beside(self, checkpoint: Checkpoint) -> _Reader:
+        """The same for another checkpoint with the same shapes."""
+        return _Reader(checkpoint, self.spec, self._dtype, self._device, self._shard)
+
+    def read(self, name: str, *shape: int | Part) -> Tensor:
         return self._checkpoint.weight(name, *shape).to(self._device, self._dtype)
 
     def embedding(self) -> Tensor:
-        return self.read(_EMBEDDING, self._spec.vocab_size, self._spec.hidden_size)
+        return self.read(_EMBEDDING, Part(self.spec.vocab_size, self._shard.vocab), self.spec.hidden_size)
 
     def head(self, embedding: Tensor) -> LinearWeights:
-        if self._spec.tied_embedding:
+        if self.spec.tied_embedding:
             return LinearWeights(embedding)
-        return LinearWeights(self.read("lm_head.weight", self._spec.output_size, self._spec.hidden_size))
+        rows = Part(self.spec.output_size, self._shard.output)
+        return LinearWeights(self.read("lm_head.weight", rows, self.spec.hidden_size))
 
     def output_token_ids(self) -> Tensor | None:
-        spec = self._spec
+        spec = self.spec
         if spec.draft is None or spec.draft.output_vocab_size is None:
             return None
         ids = self._checkpoint.tensor("draft_vocab", spec.output_size).to(torch.int64)
@@ -116,33 +154,41 @@ class _Reader:
         return ids.to(self._device)
 
     def layer(self, index: int) -> LayerWeights:
-        spec, prefix = self._spec, f"model.layers.{index}."
+        spec, prefix = self.spec, f"model.layers.{index}."
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        projections = {f"{attention}q_proj": query, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
-        gates = {f"{mlp}gate_proj": spec.intermediate_size, f"{mlp}up_proj": spec.intermediate_size}
+        projections = {"q_proj": self._query, "k_proj": self._kv, "v_proj": self._kv}
+        gates = {"gate_proj": self._intermediate, "up_proj": self._intermediate}
         return LayerWeights(
             input_norm=self.read(f"{prefix}input_layernorm.weight", spec.hidden_size),
-            qkv=self._fused(projections, spec.hidden_size, spec.qkv_bias),
+            qkv=self._split_by_rows(attention, projections, spec.qkv_bias),
             qk_norm=self._qk_norm(attention) if spec.qk_norm else None,
-            output=self._fused({f"{attention}o_proj": spec.hidden_size}, query, spec.output_bias),
+            output=self._split_by_columns(f"{attention}o_proj", self._query, spec.output_bias),
             mlp_norm=self.read(f"{prefix}post_attention_layernorm.weight", spec.hidden_size),
-            gate_up=self._fused(gates, spec.hidden_size, spec.mlp_bias),
-            down=self._fused({f"{mlp}down_proj": spec.hidden_size}, spec.intermediate_size, spec.mlp_bias),
+            gate_up=self._split_by_rows(mlp, gates, spec.mlp_bias),
+            down=self._split_by_columns(f"{mlp}down_proj", self._intermediate, spec.mlp_bias),
         )
 
-    def _fused(self, out_features: dict[str, int], in_features: int, bias: bool) -> LinearWeights:
-        """Matrices over the same input, stacked by rows."""
-        weights = [self.read(f"{name}.weight", size, in_features) for name, size in out_features.items()]
-        biases = [self.read(f"{name}.bias", size) for name, size in out_features.items()] if bias else None
-        return LinearWeights(_stack(weights), _stack(biases) if biases else None)
+    def _split_by_rows(self, prefix: str, outputs: dict[str, Part], bias: bool) -> LinearWeights:
+        """Matrices over the same whole input, of which a rank computes some outputs; stacked."""
+        size = self.spec.hidden_size
+        weights = [self.read(f"{prefix}{name}.weight", part, size) for name, part in outputs.items()]
+        biases = [self.read(f"{prefix}{name}.bias", part) for name, part in outputs.items()] if bias else None
+        return LinearWeights(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def _split_by_columns(self, name: str, in_features: Part, bias: bool) -> LinearWeights:
+        """A matrix over some inputs, whose products are summed over the ranks: the bias is added by the first."""
+        size = self.spec.hidden_size
+        weight = self.read(f"{name}.weight", size, in_features)
+        added = self.read(f"{name}.bias", size) if bias else None
+        return LinearWeights(weight, added if self._shard.rank == 0 else None)
 
     def _qk_norm(self, prefix: str) -> Tensor:
-        spec = self._spec
-        query = self.read(f"{prefix}q_norm.weight", spec.head_dim).expand(spec.num_heads, -1)
-        key = self.read(f"{prefix}k_norm.weight", spec.head_dim).expand(spec.num_kv_heads, -1)
+        size, shard = self.spec.head_dim, self._shard
+        query = self.read(f"{prefix}q_norm.weight", size).expand(len(shard.query_heads), -1)
+        key = self.read(f"{prefix}k_norm.weight", size).expand(len(shard.kv_heads), -1)
         return torch.cat([query, key])
 
 
-def _stack(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _heads_part(num_heads: int, heads: range, head_dim: int) -> Part:
+    """The features of some heads."""
+    return Part(num_heads * head_dim, range(heads.start * head_dim, heads.stop * head_dim))

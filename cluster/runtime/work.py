@@ -11,11 +11,18 @@ CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT = TypeVar("EventT")
 
 
+class RunnerLost(RuntimeError):
+    """A runner that will never run a step again: its engine ends, and its replica must be replaced."""
+
+
 class Runner(Protocol):
     """Runs one step on a model."""
 
     def execute(self, step: SchedulerOutput) -> StepOutput:
-        """Compute the rows' KV and sample where asked. Raises whatever went wrong; the engine serves on."""
+        """Compute the rows' KV and sample where asked.
+
+        Raises whatever went wrong, and the engine serves on; raises RunnerLost when there is no going on.
+        """
 
 
 class Work(Protocol[CommandT_contra, EventT]):

@@ -91,6 +91,13 @@ def replica_pids(deployment: str, ancestor: int) -> list[int]:
     return [pid for pid in found if ancestor in _session(pid)]
 
 
+def rank_pids(ancestor: int) -> list[int]:
+    """Processes of tensor-parallel ranks other than 0 in the cluster that `ancestor` started."""
+    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    ranks = [pid for pid in found if _title(Path(f"/proc/{pid}")).startswith("ray::RankActor")]
+    return [pid for pid in ranks if ancestor in _session(pid)]
+
+
 def _title(path: Path) -> str:
     try:
         return (path / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip().split(" ")[0]

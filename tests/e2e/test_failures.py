@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +17,15 @@ PROMPTS = ("What is calculus?", "Explain bees in simple terms.", "Write a poem a
 MAX_TOKENS = 160
 
 
-async def answers(client: AsyncOpenAI, drafter: str | None, started: asyncio.Event | None = None) -> list[str]:
+async def answers(
+    client: AsyncOpenAI,
+    drafter: str | None,
+    started: asyncio.Event | None = None,
+    prompts: Sequence[str] = PROMPTS,
+    max_tokens: int = MAX_TOKENS,
+) -> list[str]:
     """Every prompt at once; sets `started` when the first token of the last of them has come."""
-    pending = len(PROMPTS)
+    pending = len(prompts)
 
     async def answer(index: int, prompt: str) -> str:
         nonlocal pending
@@ -26,7 +33,7 @@ async def answers(client: AsyncOpenAI, drafter: str | None, started: asyncio.Eve
         stream = await client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": prompt}],
-            max_tokens=MAX_TOKENS,
+            max_tokens=max_tokens,
             temperature=0.7,
             seed=index,
             stream=True,
@@ -42,7 +49,7 @@ async def answers(client: AsyncOpenAI, drafter: str | None, started: asyncio.Eve
             text += delta
         return text
 
-    return await asyncio.gather(*(answer(index, prompt) for index, prompt in enumerate(PROMPTS)))
+    return await asyncio.gather(*(answer(index, prompt) for index, prompt in enumerate(prompts)))
 
 
 @pytest.mark.parametrize(("pool", "cause"), [("draft", "fallbacks"), ("target", "resumes")])

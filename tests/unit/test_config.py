@@ -14,10 +14,13 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        ("{name: m, target: {path: m, tensor_parallel: 2}}", "models.0.target.tensor_parallel: only 1 is supported"),
         (
-            "{name: m, target: {path: m}, draft: {path: d, tensor_parallel: 64}}",
-            "models.0.draft.tensor_parallel: only 1 is supported",
+            "{name: m, target: {path: m, tensor_parallel: 2, num_cpus: 0}}",
+            "models.0.target: tensor_parallel above 1 needs num_cpus or num_gpus above 0, to be placed",
+        ),
+        (
+            "{name: m, target: {path: m}, draft: {path: d, tensor_parallel: 65}}",
+            "models.0.draft.tensor_parallel: Input should be less than or equal to 64",
         ),
         ("{name: m, target: {path: m}}, {name: m, target: {path: m}}", "config: models: names must be unique"),
         ("{name: m, target: {path: m, colour: red}}", "models.0.target.colour: Extra inputs are not permitted"),
@@ -31,7 +34,9 @@ def test_what_cannot_be_served_is_refused_by_the_name_of_its_field(tmp_path: Pat
     assert f"{path}: {complaint}" in str(caught.value)
 
 
-def test_one_device_may_be_named(tmp_path: Path) -> None:
+def test_target_and_draft_are_divided_apart(tmp_path: Path) -> None:
     path = tmp_path / "paceline.yaml"
-    path.write_text("models: [{name: m, target: {path: m, tensor_parallel: 1}}]")
-    assert load_config(path).models[0].target.tensor_parallel == 1
+    path.write_text("models: [{name: m, target: {path: m, tensor_parallel: 3}, draft: {path: d, tensor_parallel: 2}}]")
+    (model,) = load_config(path).models
+    assert model.draft is not None
+    assert (model.target.tensor_parallel, model.draft.tensor_parallel) == (3, 2)

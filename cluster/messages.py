@@ -104,6 +104,12 @@ class Drafter(StrEnum):
     NONE = "none"
 
 
+class AcceptanceRule(StrEnum):
+    """How a target verifies guesses."""
+
+    EQUAL = "equal"  # a guess is accepted if it is what the target samples itself
+
+
 class DraftLengthMode(StrEnum):
     """Who decides how many guesses to ask for."""
 

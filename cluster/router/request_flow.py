@@ -202,7 +202,17 @@ class RequestFlow:
         available = frozenset({Drafter.MODEL, Drafter.NGRAM} if has_model else {Drafter.NGRAM})
         request = self._request
         decision = evaluate(
-            policy, PolicyContext(request.model, request.tenant, request.workload, request.speculation, available)
+            policy,
+            PolicyContext(
+                request.model,
+                request.tenant,
+                request.workload,
+                request.request_id,
+                temperature=request.sampling.temperature,
+                prompt_tokens=len(request.prompt_token_ids),
+                override=request.speculation,
+                available=available,
+            ),
         )
         if decision.reason is Reason.NO_DRAFTER:
             self._report_fallback(FallbackCause.UNAVAILABLE)

@@ -24,6 +24,7 @@ from cluster.messages import (
 from cluster.router.admission import Admission, PoolGuard
 from cluster.router.delivery import Delivery
 from cluster.router.observer import RouterObserver
+from cluster.router.policy_source import default_policy
 from cluster.router.replica_set import Discover, Pool, ReplicaInfo, ReplicaSet
 from cluster.router.request_flow import RequestFlow
 from cluster.router.request_record import RequestRecord
@@ -233,12 +234,6 @@ class Router:
         while True:
             await asyncio.sleep(self._limits.discover_every_s)
             await self.refresh()
-
-
-def default_policy(config: ClusterConfig) -> SpeculationPolicy:
-    """The configured defaults as version 0 of the policy."""
-    defaults = config.speculation
-    return SpeculationPolicy(0, defaults.enabled, defaults.max_draft_tokens, defaults.drafter)
 
 
 def slots_per_replica(target: PoolConfig) -> int:

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.config import SpeculationConfig
-from cluster.control.policy import SpeculationPolicy
 from cluster.messages import (
     Close,
     Commit,
@@ -27,6 +26,7 @@ from cluster.messages import (
 )
 from cluster.router.observer import Outcome, RequestFinished, RequestStarted
 from cluster.transport.loopback import NO_FAULTS, Faults
+from tests.policies import default_only
 from tests.toy_cluster import IMPATIENT, STEADY, ToyCluster, collect, request, right_output, tokens_of, toy_cluster
 
 pytestmark = pytest.mark.property
@@ -150,8 +150,9 @@ async def test_output_survives_any_change_of_policy_and_any_fault_of_the_limits_
 
     async def change_policy(cluster: ToyCluster) -> None:
         for version in range(1, 10**6):
-            drafter, longest = chance.choice(list(Drafter)), chance.choice((1, 4, 9, 32))
-            cluster.router.use_policy(SpeculationPolicy(version, chance.random() < 0.6, longest, drafter))
+            settings = {"enabled": chance.random() < 0.6, "max_draft_tokens": chance.choice((1, 4, 9, 32))}
+            drafter = chance.choice((Drafter.AUTO, Drafter.MODEL, Drafter.NGRAM))
+            cluster.router.use_policy(default_only(version, drafter=drafter, **settings))
             for _ in range(chance.randint(0, 20)):
                 await asyncio.sleep(0)
 

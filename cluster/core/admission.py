@@ -23,6 +23,7 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int] = frozenset()
     hold: HoldMode = HoldMode.BREAK_EVEN
     max_hold_s: float = 0.05
+    prefill_stretch: float = 2.0  # how much longer than without prompts a step of running streams may be, about
 
     @property
     def max_running(self) -> int:

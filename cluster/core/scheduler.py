@@ -9,16 +9,19 @@ from itertools import count
 
 from cluster.core.acceptance import accept_equal
 from cluster.core.admission import SchedulerConfig, make_sequence, refuse, refuse_duplicate, refuse_overload
-from cluster.core.block_pool import IntegrityError
 from cluster.core.deadlines import Deadlines
 from cluster.core.draft_length import DraftLengthController
 from cluster.core.hold import Hold, HoldPolicy
+from cluster.core.integrity import check_queues, check_slots
 from cluster.core.kv_cache import KVCacheManager
+from cluster.core.prefill_budget import PrefillBudget
 from cluster.core.proposals import Proposals
 from cluster.core.sequence import HoldOutcome, Sequence, SequenceStatus
-from cluster.core.sequence_queue import SequenceQueue, check_queues
+from cluster.core.sequence_queue import SequenceQueue
 from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput
 from cluster.core.step_plan import StepPlan
+from cluster.core.tenant_shares import TenantShares
+from cluster.core.waiting_line import WaitingLine, in_order_of_keeping, in_order_of_service
 from cluster.messages import Commit, DraftBlock, FinishReason, Refusal, SetDraftLimit, Submit
 
 __all__ = ["Scheduler", "SchedulerConfig"]
@@ -37,8 +40,10 @@ class Scheduler:
         self._draft_length = draft_length
         self._hold = HoldPolicy(config.hold, config.max_hold_s, draft_length)
         self._sequences: dict[str, Sequence] = {}
-        self._waiting = SequenceQueue()
+        self._shares = TenantShares(max_lead=config.max_model_len)
+        self._waiting = WaitingLine(self._shares)
         self._running = SequenceQueue()
+        self._prefill = PrefillBudget(config.prefill_stretch, draft_length)
         self._proposals = Proposals(config.vocab_size, self._hold, draft_length)
         self._deadlines = Deadlines()
         self._arrivals = count()
@@ -62,6 +67,7 @@ class Scheduler:
             return refuse_overload(submit, len(self._waiting))
         sequence = make_sequence(submit, self.config, next(self._arrivals), now)
         self._sequences[submit.request_id] = sequence
+        self._shares.enter(submit.tenant)
         self._waiting.add(sequence)
         if submit.deadline_s is not None:
             self._deadlines.add(sequence, now + submit.deadline_s)
@@ -97,6 +103,7 @@ class Scheduler:
         (self._running if sequence.status is SequenceStatus.RUNNING else self._waiting).remove(sequence)
         sequence.status, sequence.finish_reason, sequence.in_step = SequenceStatus.FINISHED, reason, False
         del self._sequences[sequence.request_id]
+        self._shares.leave(sequence.request.tenant)
         self._kv.free(sequence.request_id)
 
     # --- planning a step ---
@@ -104,19 +111,18 @@ class Scheduler:
     def schedule(self, now: float) -> SchedulerOutput:
         """Share one token budget: a row for every decoding sequence, then guesses, then prefill, in order of service.
 
-        Guesses get at most half of what prefill could use, prefill gets the rest. Nothing scheduled and no wake_at
-        means that there is nothing to do until the next command.
+        Guesses get at most half of what prefill could use, prefill what its allowance permits of the rest. Nothing
+        scheduled and no wake_at means that there is nothing to do until the next command.
         """
         self._admit()
         decoding = [sequence for sequence in self._running if not sequence.is_prefilling]
         hold = self._hold.decide(decoding, self._must_run(decoding), now)
         plan = StepPlan(self.config.max_num_batched_tokens, self._kv)
-        for sequence in decoding:
-            if sequence not in hold.sequences and self._make_room(sequence):
-                plan.add_decode(sequence)
+        self._add_decodes(plan, hold)
         prefilling = [sequence for sequence in self._running if sequence.is_prefilling]
         plan.add_guesses(plan.num_rows_left // 2 if prefilling else plan.num_rows_left)
-        plan.add_prefills(prefilling)
+        allowance = self._prefill.allowance(plan.num_planned_rows, len(self._running) - len(prefilling))
+        plan.add_prefills(in_order_of_service(prefilling, self._shares), allowance)
         return plan.freeze(now, self._wake_at(hold))
 
     def _must_run(self, decoding: list[Sequence]) -> bool:
@@ -128,16 +134,22 @@ class Scheduler:
         deadline = self._deadlines.earliest
         return hold.wake_at if hold.wake_at is None or deadline is None else min(hold.wake_at, deadline)
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """A slot for every committed token, at the cost of those served last; False if it had to give way itself.
+    def _add_decodes(self, plan: StepPlan, hold: Hold) -> None:
+        """A row for each that decodes and is not held, and a slot for it, at the cost of those that give way last.
 
-        The first in line always gets its slots: a single sequence fits into the pool, or it would have been refused.
+        The first always gets its slots: a single sequence fits into the pool, or it would have been refused.
         Guesses are planned later and hold no blocks between steps, so lookahead never costs anyone their KV.
         """
-        if sequence.status is not SequenceStatus.RUNNING:
-            return False  # preempted for one before it
+        running = in_order_of_keeping(self._running, self._shares)
+        for sequence in tuple(running):
+            may_run = not sequence.is_prefilling and sequence not in hold.sequences  # a preempted one has to prefill
+            if may_run and self._make_room(sequence, running):
+                plan.add_decode(sequence)
+
+    def _make_room(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """A slot for every committed token; False if the sequence had to give way itself."""
         while not self._kv.allocate_slots(sequence.request_id, sequence.num_tokens):
-            victim = self._running.last
+            victim = running.pop()
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -161,7 +173,7 @@ class Scheduler:
             if num_needed + len(self._running) > self._kv.pool.num_free:
                 return
             self._kv.allocate_slots(sequence.request_id, sequence.num_tokens)
-            self._waiting.remove(sequence)
+            self._waiting.start(sequence)
             sequence.status = SequenceStatus.RUNNING
             self._running.add(sequence)
 
@@ -174,7 +186,7 @@ class Scheduler:
 
         Raises ValueError for an output that does not fit what was scheduled: abort the step's sequences then.
         """
-        self._draft_length.observe_step(sum(len(item.token_ids) for item in scheduled), step_s)
+        self._prefill.observe(scheduled, step_s)
         commits = []
         for item in scheduled:
             sequence = self._sequences.get(item.request_id)
@@ -196,6 +208,7 @@ class Scheduler:
         token_ids, finish_reason = sequence.cut(accepted.emitted)
         base_len, timings = sequence.num_tokens, sequence.timings(step_s)
         sequence.append(token_ids)
+        self._shares.charge(sequence.request.tenant, len(token_ids))
         if finish_reason is None:
             next_draft_len = self._go_on(sequence, item, now)
         else:
@@ -241,13 +254,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise IntegrityError unless queues, block tables and block pool agree."""
         check_queues(self._sequences, self._waiting, self._running)
-        for sequence in self._sequences.values():
-            num_slots = len(self._kv.block_table(sequence.request_id)) * self._kv.block_size
-            if num_slots < sequence.num_computed_tokens:
-                raise IntegrityError(f"{sequence.request_id} has computed more tokens than it has slots")
-            if num_slots and sequence.status is not SequenceStatus.RUNNING:
-                raise IntegrityError(f"{sequence.request_id} waits but holds KV")
-        self._kv.check_integrity()
+        check_slots(self._sequences.values(), self._kv)
 
 
 def _samples(item: ScheduledSequence, step_output: StepOutput) -> SampledTokens:

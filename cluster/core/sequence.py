@@ -73,7 +73,7 @@ class Sequence:
     """
 
     request: Submit
-    order: tuple[int, int]  # (priority, arrival number): lower is served first and preempted last
+    order: tuple[int, int]  # (priority, arrival number)
     arrived_at: float
     max_num_tokens: int  # prompt and output: the request's max_tokens or the model's context, whichever ends first
     stop_token_ids: frozenset[int]
@@ -93,11 +93,16 @@ class Sequence:
     held_s: float = 0.0  # how long the hold before the step under way lasted
     round_time: RoundTime = NO_ROUND  # of the block that came since the last commit
     has_committed: bool = False
+    is_aged: bool = False  # started before its turn, since it had waited longest: gives way to none but such
     finish_reason: FinishReason | None = None
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def arrival(self) -> int:
+        return self.order[1]
 
     @property
     def num_tokens(self) -> int:

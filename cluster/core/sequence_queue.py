@@ -1,12 +1,11 @@
-"""Sequences in the order in which they are served."""
+"""Sequences in order of priority and arrival."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from cluster.core.block_pool import IntegrityError
-from cluster.core.sequence import Sequence, SequenceStatus
+from cluster.core.sequence import Sequence
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
@@ -29,10 +28,6 @@ class SequenceQueue:
     def first(self) -> Sequence:
         return self._sequences[0]
 
-    @property
-    def last(self) -> Sequence:
-        return self._sequences[-1]
-
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=_order)
 
@@ -42,18 +37,3 @@ class SequenceQueue:
         if index == len(self._sequences) or self._sequences[index] is not sequence:
             raise KeyError(sequence.request_id)
         del self._sequences[index]
-
-
-def check_queues(sequences: Mapping[str, Sequence], waiting: SequenceQueue, running: SequenceQueue) -> None:
-    """Raise IntegrityError unless every sequence is in the one queue that its status names, and in order."""
-    for queue in (waiting, running):
-        orders = [sequence.order for sequence in queue]
-        if orders != sorted(set(orders)):
-            raise IntegrityError(f"a queue is out of order: {orders}")
-        for sequence in queue:
-            if sequences.get(sequence.request_id) is not sequence:
-                raise IntegrityError(f"{sequence.request_id} is queued but unknown")
-            if (queue is running) != (sequence.status is SequenceStatus.RUNNING):
-                raise IntegrityError(f"{sequence.request_id} is {sequence.status.value} but in the other queue")
-    if len(waiting) + len(running) != len(sequences):
-        raise IntegrityError("a sequence is in no queue, or in two")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cluster.core.kv_cache import KVCacheManager
+from cluster.core.prefill_budget import PromptAllowance
 from cluster.core.sequence import Sequence
 from cluster.core.step import ScheduledSequence, SchedulerOutput
 
@@ -24,8 +25,13 @@ class StepPlan:
 
     def __init__(self, num_rows: int, kv: KVCacheManager) -> None:
         self.num_rows_left = num_rows
+        self._num_rows = num_rows
         self._kv = kv
         self._planned: list[PlannedRows] = []
+
+    @property
+    def num_planned_rows(self) -> int:
+        return self._num_rows - self.num_rows_left
 
     def add_decode(self, sequence: Sequence) -> None:
         self._planned.append(PlannedRows(sequence, 1))
@@ -46,10 +52,11 @@ class StepPlan:
             num_rows -= len(guesses)
             self.num_rows_left -= len(guesses)
 
-    def add_prefills(self, sequences: Iterable[Sequence]) -> None:
-        """Give each, in order, as much of what is left as it can use."""
+    def add_prefills(self, sequences: Iterable[Sequence], allowance: PromptAllowance) -> None:
+        """Give each, in order, as much of what is left and allowed as it can use."""
         for sequence in sequences:
-            num_tokens = min(self.num_rows_left, sequence.num_uncomputed_tokens)
+            num_wanted = min(self.num_rows_left, sequence.num_uncomputed_tokens)
+            num_tokens = allowance.take(sequence.num_computed_tokens, num_wanted)
             if num_tokens == 0:
                 return
             self._planned.append(PlannedRows(sequence, num_tokens))

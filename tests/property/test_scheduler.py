@@ -136,7 +136,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for prompt_len, max_tokens, priority in shapes:
             prompt = tuple(range(prompt_len))
             sampling = SamplingParams(max_tokens, seed=self.num_submitted, ignore_eos=True)
-            self.send(Submit("", prompt, sampling, max_draft_tokens=4, priority=priority))
+            tenant = f"tenant-{self.num_submitted % 3}"
+            self.send(Submit("", prompt, sampling, max_draft_tokens=4, priority=priority, tenant=tenant))
 
     def send(self, submit: Submit) -> None:
         submit = replace(submit, request_id=f"request-{self.num_submitted}")

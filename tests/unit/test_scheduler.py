@@ -146,15 +146,26 @@ def test_decode_rows_come_before_prefill_chunks() -> None:
     target = Target()
     target.submit("a")
     target.step()
+    target.step()
     target.submit("b", prompt=(7,) * 20)
-    assert [(item.request_id, len(item.token_ids)) for item in target.schedule().scheduled] == [("a", 1), ("b", 15)]
+    assert [(item.request_id, len(item.token_ids)) for item in target.schedule().scheduled] == [("a", 1), ("b", 8)]
+
+
+def test_streams_run_once_by_themselves_before_they_share_a_step_with_a_prompt() -> None:
+    target = Target()
+    target.submit("a")
+    target.step()
+    target.submit("b", prompt=(7,) * 20)
+    assert [commit.request_id for commit in target.step()] == ["a"]
+    assert [item.request_id for item in target.schedule().scheduled] == ["a", "b"]
 
 
 def test_guesses_leave_half_of_the_budget_to_prefill() -> None:
     target = Target(replace(CONFIG, max_num_batched_tokens=7))
     submit = target.submit("a")
     target.step()
-    target.propose(submit, 4, since=1)
+    target.step()
+    target.propose(submit, 4, since=2)
     target.submit("b", prompt=(7,) * 20)
     assert [(item.num_draft_tokens, len(item.token_ids)) for item in target.schedule().scheduled] == [(3, 4), (0, 3)]
 
@@ -460,3 +471,49 @@ def test_a_newcomer_waits_until_its_whole_prompt_fits_beside_the_running() -> No
     while not any(commit.finish_reason for commit in target.step()):
         assert target.scheduler.stats().num_waiting == 1
     assert target.step()[0].request_id == "b"
+
+
+def test_of_equal_priority_the_tenant_that_has_had_most_gives_way() -> None:
+    target = Target(replace(CONFIG, max_queued=3), num_blocks=8, block_size=2)
+    long = sampling(8, ignore_eos=True)
+    target.submit("loud", tenant="loud", sampling=long)
+    for _ in range(3):
+        target.step()
+    target.submit("quiet", tenant="quiet", prompt=(1, 2), sampling=long)
+    while not target.scheduler.stats().num_preemptions:
+        target.step()
+    assert {item.request_id for item in target.schedule().scheduled} == {"loud"}, "it came first of all: it is safe"
+
+    target = Target(replace(CONFIG, max_queued=3), num_blocks=10, block_size=2)
+    target.submit("first", tenant="third", prompt=(1,), sampling=long)
+    target.submit("loud", tenant="loud", sampling=long)
+    target.step()
+    target.submit("quiet", tenant="quiet", prompt=(1, 2), sampling=long)
+    while not target.scheduler.stats().num_preemptions:
+        target.step()
+    assert {item.request_id for item in target.schedule().scheduled} == {"first", "quiet"}
+
+
+@pytest.mark.parametrize(("num_steps", "first"), [(1, "talk again"), (9, "read again")])
+def test_a_tenant_pays_for_its_prompts_and_for_its_output(num_steps: int, first: str) -> None:
+    target = Target(replace(CONFIG, max_num_seqs=2, max_queued=4))
+    target.submit("talk", tenant="talker", prompt=(1, 2), sampling=sampling(20, ignore_eos=True))
+    for _ in range(num_steps):
+        target.step()
+    target.submit("read", tenant="reader", prompt=(1,) * 6, sampling=sampling(20, ignore_eos=True))
+    for _ in range(2):
+        target.step()
+    for name in ("read again", "talk again") if first == "talk again" else ("talk again", "read again"):
+        target.submit(name, tenant=f"{name[:4]}er")
+    target.scheduler.abort("read")
+    assert first in {item.request_id for item in target.schedule().scheduled}
+
+
+def test_a_short_prompt_of_a_quiet_tenant_overtakes_the_giant_one_of_a_loud_tenant() -> None:
+    target = Target()
+    target.submit("giant", tenant="loud", prompt=(7,) * 60, sampling=sampling(2))
+    target.step()
+    target.submit("short", tenant="quiet")
+    first, second = target.schedule().scheduled
+    assert (first.request_id, first.num_samples, len(first.token_ids)) == ("short", 1, 5)
+    assert (second.request_id, second.start) == ("giant", 16)

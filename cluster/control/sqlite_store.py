@@ -165,7 +165,7 @@ class SQLiteBackend:
         self._connection.execute(f"DELETE FROM rollouts WHERE started IN ({oldest})", (count - keep + 1,))
         (count,) = self._connection.execute("SELECT count(*) FROM rollouts").fetchone()
         if count >= keep:
-            raise StoreFullError(f"{count} rollouts are unfinished, and no more than {keep} are kept")
+            raise StoreFullError(f"{count} rollouts are unfinished, and no more are kept")
 
     # --- audit ---
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,8 @@ import pytest
 
 from cluster.control import store
 from cluster.control.control_store import ControlStore
+from cluster.control.open_store import open_store as open_url
+from cluster.control.redis_store import RedisBackend
 from cluster.control.sqlite_store import SQLiteBackend
 from cluster.control.store import (
     AuditEntry,
@@ -23,8 +25,10 @@ from cluster.control.store import (
     Retention,
     RolloutRecord,
     StoreBackend,
+    StoreError,
     StoreFullError,
 )
+from tests.redis_server import running_redis
 
 pytestmark = pytest.mark.contract
 
@@ -44,11 +48,19 @@ def rollout(rollout_id: str, revision: int = 1, finished: bool = False, state: s
     return RolloutRecord(rollout_id, revision, state, finished, float(revision))
 
 
-@pytest.fixture(params=["sqlite"])
-async def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Awaitable[StoreBackend]]:
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Awaitable[StoreBackend]]:
     """Opens the same database again and again, each time as another process would."""
-    path = tmp_path / "control.sqlite"
-    return lambda: SQLiteBackend.open(path)
+    if request.param == "sqlite":
+        return lambda: SQLiteBackend.open(tmp_path / "control.sqlite")
+    url = request.getfixturevalue("redis_url")
+    return lambda: RedisBackend.open(url, namespace=tmp_path.name)
 
 
 @pytest.fixture
@@ -325,3 +337,24 @@ async def test_a_write_repeated_because_its_answer_was_lost_is_done_once(
     assert await one.current(POLICY) == second
     assert len(await one.history(POLICY)) == 2
     await backend.close()
+
+
+# --- URLs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database", ["sqlite", "redis"])
+async def test_a_url_names_the_store(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/a%20b.sqlite" if database == "sqlite" else request.getfixturevalue("redis_url")
+    one = await open_url(url, Retention(versions=1))
+    for version in range(2):
+        await one.put(POLICY, change(f"v{version + 1}"), version, 1.0)
+    await one.close()
+    again = await open_url(url)
+    assert [info.version for info in await again.history(POLICY)] == [2]
+    await again.close()
+
+
+@pytest.mark.parametrize("url", ["", "sqlite:relative", "postgres://ann:secret@host"])
+async def test_a_url_of_another_kind_is_refused(url: str) -> None:
+    with pytest.raises(StoreError, match="the store's URL must be sqlite:///, redis://, rediss:// or unix://"):
+        await open_url(url)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from cluster.control.bucketing import bucket, in_percent
 from cluster.control.document import DocumentError, Flaw, Match, RuleAction, parse_document
+from cluster.control.explain import explain
 from cluster.control.policy import Decision, PolicyContext, Reason, SpeculationPolicy, evaluate
 from cluster.messages import Drafter, SpeculationOverride
 from tests.policies import CONTEXTS, documents
@@ -49,7 +50,7 @@ def matches(match: Match, context: PolicyContext) -> bool:
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(documents(), CONTEXTS)
 def test_deny_beats_allow_beats_percent_beats_default(values: dict[str, Any], context: PolicyContext) -> None:
     policy = policy_of(values)
@@ -74,7 +75,7 @@ def test_deny_beats_allow_beats_percent_beats_default(values: dict[str, Any], co
     assert (decision.rule, decision.variant) == expected
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(documents(), CONTEXTS)
 def test_a_decision_is_deterministic_and_whole(values: dict[str, Any], context: PolicyContext) -> None:
     policy = policy_of(values)
@@ -88,7 +89,17 @@ def test_a_decision_is_deterministic_and_whole(values: dict[str, Any], context: 
     assert 0 <= decision.bucket < 10_000
 
 
-@settings(max_examples=200)
+@given(documents(), CONTEXTS)
+def test_an_explanation_agrees_with_the_decision(values: dict[str, Any], context: PolicyContext) -> None:
+    policy = policy_of(values)
+    explanation = explain(policy, context)
+    assert explanation.decision == evaluate(policy, context)
+    for finding in explanation.findings:
+        assert finding.matches == matches(finding.rule.match, context)
+        assert finding.inside in (None, in_percent(explanation.decision.bucket, finding.rule.percent))
+    assert (explanation.kill is not None) == (explanation.decision.reason in KILLS)
+
+
 @given(documents(), CONTEXTS)
 def test_a_request_always_turns_itself_off_and_never_on_where_the_policy_holds_it_off(
     values: dict[str, Any], context: PolicyContext

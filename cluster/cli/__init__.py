@@ -1,0 +1,27 @@
+"""The `paceline` command. Each command imports what it needs, so that `paceline --help` is quick."""
+
+from __future__ import annotations
+
+import logging
+
+import typer
+
+from cluster.cli import bench, chat, generate, models, policy, serve, status
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def main() -> None:
+    """Serve large language models with disaggregated speculative decoding."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("cluster").setLevel(logging.INFO)
+
+
+app.command()(serve.serve)
+app.command()(chat.chat)
+app.command()(generate.generate)
+app.command()(status.status)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
+app.add_typer(models.models_app, name="models")
+app.add_typer(policy.policy_app, name="policy")

@@ -1,0 +1,94 @@
+"""`paceline policy …`: what a policy document says, offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cluster.cli.common import console, die, errors
+from cluster.cli.policy_report import as_json, as_text
+from cluster.control.document import DocumentError, PolicyDocument, parse_document
+from cluster.control.explain import explain
+from cluster.control.policy import PolicyContext, SpeculationPolicy
+from cluster.control.strict_document import MAX_DOCUMENT_BYTES
+from cluster.messages import MAX_DRAFT_TOKENS, Drafter, SpeculationOverride
+
+policy_app = typer.Typer(no_args_is_help=True, help="Check policy documents, and ask what they decide.")
+
+FileOption = Annotated[Path, typer.Option("--file", "-f", help="A policy document.")]
+
+
+@policy_app.command("check")
+def policy_check(file: Path) -> None:
+    """Say whether a policy document would be accepted, else every flaw with the path to its field."""
+    document = _read(file)
+    console.print(f"{file}: {len(document.rules)} rules, digest {document.digest()}", soft_wrap=True, markup=False)
+
+
+@policy_app.command("explain")
+def policy_explain(
+    file: FileOption,
+    model: Annotated[str, typer.Option(help="Served model.")] = "",
+    tenant: str = "default",
+    workload: str = "default",
+    user: Annotated[str | None, typer.Option(help="As in the request's `user`.")] = None,
+    session: str | None = None,
+    request_id: Annotated[str, typer.Option(help="Stands in where the targeting key is missing.")] = "",
+    key_label: Annotated[str | None, typer.Option(help="Label of the API key.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 1.0,
+    prompt_tokens: Annotated[int, typer.Option(min=0)] = 0,
+    draft_version: str | None = None,
+    draft_ready: Annotated[bool, typer.Option(help="Whether a draft replica is ready.")] = True,
+    asks_enabled: Annotated[bool | None, typer.Option("--asks-on/--asks-off", help="The request's own wish.")] = None,
+    asks_drafter: Annotated[Drafter | None, typer.Option(help="The request's own wish.")] = None,
+    asks_max_draft_tokens: Annotated[int | None, typer.Option(min=1, max=MAX_DRAFT_TOKENS)] = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say what a policy document decides for a request: its bucket, each rule, matched or why not, and the decision."""
+    context = PolicyContext(
+        model,
+        tenant,
+        workload,
+        request_id,
+        user,
+        session,
+        key_label,
+        temperature,
+        prompt_tokens,
+        draft_version,
+        SpeculationOverride(asks_enabled, asks_max_draft_tokens, asks_drafter),
+        frozenset({Drafter.NGRAM, Drafter.MODEL} if draft_ready else {Drafter.NGRAM}),
+    )
+    _check_text(model, tenant, workload, request_id, user, session, key_label, draft_version)
+    explanation = explain(SpeculationPolicy.of(_read(file), 0), context)
+    if json:
+        console.print_json(as_json(explanation))
+    else:
+        console.print(as_text(explanation), markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_text(*values: str | None) -> None:
+    """A shell may pass bytes that are no text; no request can."""
+    for value in values:
+        try:
+            (value or "").encode()
+        except UnicodeEncodeError:
+            die(f"{value!a} is not Unicode text")
+
+
+def _read(file: Path) -> PolicyDocument:
+    """Ends the command with every flaw of a document that cannot be used."""
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_DOCUMENT_BYTES + 1)
+        return parse_document(data.decode())
+    except OSError as error:
+        die(f"cannot read {file}: {error.strerror}")
+    except UnicodeDecodeError as error:
+        die(f"{file}: byte {error.start} is not UTF-8")
+    except DocumentError as error:
+        for flaw in error.flaws:
+            errors.print(f"{file}: {flaw}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error

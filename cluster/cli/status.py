@@ -1,0 +1,46 @@
+"""`paceline status`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cluster.cli.common import DEFAULT_URL, UrlOption, console, get
+
+
+def status(url: UrlOption = DEFAULT_URL, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Pools, replicas, KV use, and acceptance length of a running Paceline."""
+    report = get(f"{url}/status").json()
+    if as_json:
+        console.print_json(json.dumps(report))
+        return
+    table = Table("model", "pool", "replica", "running", "waiting", "KV used", "KV peak", "state")
+    for replica in report["replicas"]:
+        table.add_row(*_replica_row(replica))
+    console.print(table)
+    for item in report["models"]:
+        console.print(
+            f"{item['model']}: {item['num_requests']} requests in flight, "
+            f"acceptance length {item['acceptance_length']:.2f} over {item['num_steps']} target steps"
+        )
+
+
+def _replica_row(replica: dict[str, Any]) -> list[str]:
+    load = replica["load"]
+    if load is None:
+        return [replica["model"], replica["pool"], replica["replica_id"][:12], "", "", "", "", "connecting"]
+    total = load["num_total_blocks"]
+    used = total - load["num_free_blocks"]
+    return [
+        replica["model"],
+        replica["pool"],
+        replica["replica_id"][:12],
+        str(load["num_running"]),
+        str(load["num_waiting"]),
+        f"{used}/{total} ({used / total:.0%})",
+        f"{load['peak_used_blocks'] / total:.0%}",
+        "draining" if load["draining"] else "ready",
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Self
 
 import yaml
@@ -37,6 +37,9 @@ class PoolConfig(_Frozen):
     """One pool of replicas of one model."""
 
     path: str = Field(description="a known model name, a directory in transformers' format, a .gguf file, or a hub id")
+    version: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        default=None, description="what policies call this model's version; None: the last part of the path"
+    )
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     dtype: DType = DType.BFLOAT16
@@ -50,6 +53,11 @@ class PoolConfig(_Frozen):
     num_threads: Annotated[int, Field(ge=1)] | None = Field(default=None, description="None: all cores of the machine")
     num_cpus: Annotated[float, Field(ge=0)] = 0.5
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def version_name(self) -> str:
+        """The version, or what stands for it."""
+        return self.version or PurePath(self.path).name or self.path
 
     @model_validator(mode="after")
     def _ranks_have_resources(self) -> Self:

@@ -144,6 +144,9 @@ class GenerateRequest:
     sampling: SamplingParams
     tenant: str = "default"
     workload: str = "default"
+    user: str | None = None  # who the client says asks, and in which session: what keeps requests of one in one cohort
+    session: str | None = None
+    key_label: str | None = None  # of the API key, if there is one
     priority: int = 0  # lower is served first
     deadline_s: float | None = None  # seconds from arrival
     speculation: SpeculationOverride = field(default_factory=SpeculationOverride)
@@ -323,6 +326,16 @@ DraftEvent = DraftBlock | Refusal | PoolLoad
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyStamp:
+    """What part of which policy a request follows, as logs, metrics and responses name it."""
+
+    version: int
+    variant: str
+    reason: str
+    rule: str | None = None  # the id of the rule that decided, if one did
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationStats:
     """What it took to make one request's output: the last delta carries it."""
 
@@ -333,6 +346,7 @@ class GenerationStats:
     num_accepted_tokens: int = 0
     num_resumes: int = 0  # moves to another target replica
     fallbacks: tuple[str, ...] = ()  # causes, in order
+    policy: PolicyStamp | None = None  # the latest decision; None before the first
 
     @property
     def acceptance_length(self) -> float:
@@ -342,7 +356,7 @@ class GenerationStats:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New output of one request. The last delta has a finish_reason and stats."""
+    """New output of one request. The last delta has a finish_reason and stats. `policy`: the decision in force."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -351,3 +365,4 @@ class TokenDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     stats: GenerationStats | None = None
+    policy: PolicyStamp | None = None

@@ -14,10 +14,12 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from cluster.core.step import SchedulerStats, StepStats
+from cluster.messages import PolicyStamp
 from cluster.router.observer import (
     BlockVerified,
     FellBack,
     HintDropped,
+    PolicyApplied,
     RequestFinished,
     RequestLabels,
     RequestResumed,
@@ -28,6 +30,8 @@ from cluster.router.observer import (
 
 MAX_TENANT_LABELS: Final = 50
 MAX_WORKLOAD_LABELS: Final = 20
+MAX_RULE_LABELS: Final = 50
+MAX_VARIANT_LABELS: Final = 20
 
 _STEP_S: Final = (
     0.00025,
@@ -75,6 +79,8 @@ class RouterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tenant = BoundedLabel(MAX_TENANT_LABELS)
         self._workload = BoundedLabel(MAX_WORKLOAD_LABELS)
+        self._rule = BoundedLabel(MAX_RULE_LABELS)
+        self._variant = BoundedLabel(MAX_VARIANT_LABELS)
 
         def seconds(name: str, text: str, buckets: tuple[float, ...] = _LATENCY_S) -> Histogram:
             return Histogram(f"paceline_{name}_seconds", text, _REQUEST_LABELS, registry=registry, buckets=buckets)
@@ -115,6 +121,10 @@ class RouterMetrics:
         self._fallbacks = count("fallbacks", "Requests that lost their drafter", "model", "cause")
         # sum by (cause) (rate(paceline_hints_dropped_total[5m]))
         self._dropped = count("hints_dropped", "Frames that no longer applied", "model", "cause")
+        # sum by (variant, reason) (rate(paceline_policy_decisions_total[5m])): what requests followed when they ended
+        self._decisions = count("policy_decisions", "Decisions", "model", "rule", "variant", "reason")
+        # min(paceline_policy_version) == max(paceline_policy_version): every router follows the same policy
+        self._policy_version = Gauge("paceline_policy_version", "Version of the policy in force", registry=registry)
         # sum by (cause) (rate(paceline_resumes_total[5m]))
         self._resumes = count("resumes", "Requests moved to another target replica", "model", "cause")
 
@@ -143,6 +153,12 @@ class RouterMetrics:
         self._target_steps.labels(*names).inc(event.stats.num_steps)
         if event.tpot_s is not None:
             self._tpot.labels(*names).observe(event.tpot_s)
+        if event.stats.policy is not None:
+            self._count_decision(event.labels.model, event.stats.policy)
+
+    def _count_decision(self, model: str, policy: PolicyStamp) -> None:
+        rule = "none" if policy.rule is None else self._rule(policy.rule)
+        self._decisions.labels(model, rule, self._variant(policy.variant), policy.reason).inc()
 
     def round_finished(self, event: RoundFinished) -> None:
         names = (event.labels.model, event.drafter.value)
@@ -165,6 +181,9 @@ class RouterMetrics:
 
     def request_resumed(self, event: RequestResumed) -> None:
         self._resumes.labels(event.labels.model, event.cause.value).inc()
+
+    def policy_applied(self, event: PolicyApplied) -> None:
+        self._policy_version.set(event.version)
 
 
 class PoolMetrics:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cluster.messages import (
     FinishReason,
     GenerateRequest,
     GenerationStats,
+    PolicyStamp,
     RequestError,
     SamplingParams,
     TokenDelta,
@@ -65,6 +66,7 @@ class FakeBackend:
     finish_reason: FinishReason = FinishReason.STOP
     max_len: int = 256
     is_ready: bool = True
+    policy: PolicyStamp | None = None
     fake_tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     requests: list[GenerateRequest] = field(default_factory=list)
     closed: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
@@ -116,12 +118,13 @@ class FakeBackend:
         used = token_ids[: chunk.num_tokens_used]
         logprobs = None if request.sampling.num_logprobs is None else tuple(_logprobs(request, i) for i in used)
         finish = FinishReason.STOP if chunk.stop_string is not None else None
-        return TokenDelta(request.request_id, used, chunk.text, logprobs, finish, chunk.stop_string)
+        stop = chunk.stop_string
+        return TokenDelta(request.request_id, used, chunk.text, logprobs, finish, stop, policy=self.policy)
 
     def _last(self, delta: TokenDelta, detokenizer: IncrementalDetokenizer) -> TokenDelta:
         text = delta.text + detokenizer.flush().text
         stats = GenerationStats(prompt_tokens=1, completion_tokens=1, num_steps=1, num_draft_tokens=4)
-        return TokenDelta(delta.request_id, delta.token_ids, text, delta.logprobs, self.finish_reason, stats=stats)
+        return replace(delta, text=text, finish_reason=self.finish_reason, stats=stats)
 
 
 def _logprobs(request: GenerateRequest, token_id: int) -> TokenLogprobs:

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.config import ClusterConfig, ModelConfig, PoolConfig, RouterConfig, SpeculationConfig
+from cluster.control.policy import SpeculationPolicy
 from cluster.core.draft_watch import Patience
 from cluster.messages import GenerateRequest, Submit, TokenDelta
 from cluster.router.observer import (
     BlockVerified,
     FellBack,
     HintDropped,
+    PolicyApplied,
     RequestFinished,
     RequestResumed,
     RequestStarted,
@@ -54,7 +56,7 @@ class RecordingObserver:
         self.events: list[Any] = []
         for name in (
             "request_started", "tokens_delivered", "request_finished", "round_finished", "fell_back", "hint_dropped",
-            "request_resumed", "block_verified",
+            "request_resumed", "block_verified", "policy_applied",
         ):  # fmt: skip
             setattr(self, name, self.events.append)
 
@@ -66,6 +68,7 @@ class RecordingObserver:
     hint_dropped: Callable[[HintDropped], None]
     request_resumed: Callable[[RequestResumed], None]
     block_verified: Callable[[BlockVerified], None]
+    policy_applied: Callable[[PolicyApplied], None]
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -127,16 +130,18 @@ class ToyCluster:
     def add_target(self, *faults: Faults, **options: Any) -> Host:
         return self._add(PoolName.TARGET, target_pool(**{"max_hold_s": HOLD_S, **options}), TARGET_PROTOCOL, faults)
 
-    def add_draft(self, *faults: Faults, **options: Any) -> Host:
-        return self._add(PoolName.DRAFT, draft_pool(**options), DRAFT_PROTOCOL, faults)
+    def add_draft(self, *faults: Faults, version: str | None = None, **options: Any) -> Host:
+        return self._add(PoolName.DRAFT, draft_pool(**options), DRAFT_PROTOCOL, faults, version)
 
-    def _add(self, name: PoolName, pool: Pool, protocol: Any, faults: Sequence[Faults]) -> Host:
+    def _add(
+        self, name: PoolName, pool: Pool, protocol: Any, faults: Sequence[Faults], version: str | None = None
+    ) -> Host:
         replica_id = f"{name}-{next(self._numbers)}"
         hub = PoolHub[Any, Any](protocol)
         pool.engine.on_events = hub.publish
         hub.bind(pool.engine)
         max_len = pool.engine.max_model_len if name is PoolName.TARGET else None
-        info = ReplicaInfo(replica_id, replica_id, MODEL, name, max_model_len=max_len)
+        info = ReplicaInfo(replica_id, replica_id, MODEL, name, max_model_len=max_len, version=version)
         self.hosts[replica_id] = Host(info, pool, hub, faults)
         return self.hosts[replica_id]
 
@@ -149,6 +154,10 @@ class ToyCluster:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 - each turn lets the engines step
                 await asyncio.sleep(0)
+
+    def use(self, policy: SpeculationPolicy) -> None:
+        """Put a policy in force."""
+        self.router.policy.apply(policy.document, policy.version)
 
     def is_free(self) -> bool:
         """Whether every living replica holds nothing."""

@@ -110,9 +110,9 @@ class CompiledKill:
         return Reason.KILLED_DRAFT_VERSION if context.draft_version in self.draft_versions else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SpeculationPolicy:
-    """A version of the policy in force: a document, made ready to be evaluated in microseconds."""
+    """A version of the policy: a document, made ready to be evaluated in microseconds. Equal to itself only."""
 
     document: PolicyDocument
     version: int

@@ -11,6 +11,7 @@ from cluster.messages import (
     FinishReason,
     GenerateRequest,
     GenerationStats,
+    PolicyStamp,
     RequestError,
     TokenDelta,
     TokenLogprobs,
@@ -110,6 +111,10 @@ class Delivery:
         fallbacks = self.stats.fallbacks if fallback is None else (*self.stats.fallbacks, fallback)
         self.stats = replace(self.stats, num_resumes=self.stats.num_resumes + num_resumes, fallbacks=fallbacks)
 
+    def follow(self, policy: PolicyStamp) -> None:
+        """Note the decision that holds from now on."""
+        self.stats = replace(self.stats, policy=policy)
+
     def _decode(self) -> None:
         commits, self._undecoded = self._undecoded, []
         for commit in commits:
@@ -141,7 +146,7 @@ class Delivery:
             event = TokensDelivered(self._request.request_id, self._labels, len(token_ids), interval_s, is_first)
             self._observer.tokens_delivered(event)
         if finish_reason is None:
-            delta = TokenDelta(self._request.request_id, token_ids, text, logprobs)
+            delta = TokenDelta(self._request.request_id, token_ids, text, logprobs, policy=self.stats.policy)
         else:
             self._is_over = True
             tail = self._detokenizer.flush()
@@ -149,7 +154,14 @@ class Delivery:
                 finish_reason, stop_reason = FinishReason.STOP, tail.stop_string
             text += tail.text
             delta = TokenDelta(
-                self._request.request_id, token_ids, text, logprobs, finish_reason, stop_reason, self.stats
+                self._request.request_id,
+                token_ids,
+                text,
+                logprobs,
+                finish_reason,
+                stop_reason,
+                self.stats,
+                self.stats.policy,
             )
         self._queue.put_nowait(delta)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 
 from cluster.messages import Close, Committed, DraftCommand, DraftEvent, Open, Refusal, RefusalReason
 from cluster.router.replica_set import Replica, ReplicaSet
@@ -12,6 +13,17 @@ from cluster.transport.stream import StreamClosed
 DraftReplicas = ReplicaSet[DraftCommand, DraftEvent]
 
 MAX_STRIKES = 3  # failed sessions in a row on one replica; a lost frame costs a session, and is no fault of the replica
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOffer:
+    """Whether a draft session is open or could be, and the version of the model behind it, if it is known."""
+
+    is_available: bool
+    version: str | None
+
+
+NO_OFFER = DraftOffer(False, None)
 
 
 class DraftLink:
@@ -30,11 +42,14 @@ class DraftLink:
         self._on_lost = on_lost
         self._replica: Replica[DraftCommand, DraftEvent] | None = None
         self._avoided: set[str] = set()  # connection keys
+        self._unwanted: Set[str] = frozenset()  # versions
         self._num_strikes = 0
 
-    def is_available(self) -> bool:
-        """Whether a session is open, or could be."""
-        return self._replicas is not None and (self._replica is not None or self._replicas.has_ready(self._avoided))
+    def offer(self, unwanted: Set[str]) -> DraftOffer:
+        """What guesses, or would guess if a session were opened now; unwanted versions are the last resort."""
+        self._unwanted = unwanted
+        replica = self._replica or self._pick()
+        return NO_OFFER if replica is None else DraftOffer(True, replica.info.version)
 
     def open(self, command: Open) -> bool:
         """Start a session on the best replica that is not avoided; False: there is none."""
@@ -77,7 +92,11 @@ class DraftLink:
         self._num_strikes = 0
 
     def _pick(self) -> Replica[DraftCommand, DraftEvent] | None:
-        return None if self._replicas is None else self._replicas.pick(self._request_id, self._avoided)
+        if self._replicas is None:
+            return None
+        unwanted = self._replicas.of_versions(self._unwanted) if self._unwanted else ()
+        wanted = self._replicas.pick(self._request_id, self._avoided.union(unwanted))
+        return wanted if wanted is not None or not unwanted else self._replicas.pick(self._request_id, self._avoided)
 
     def _send(self, command: DraftCommand) -> bool:
         if self._replica is None:

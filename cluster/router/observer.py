@@ -140,6 +140,14 @@ class RequestResumed:
     cause: ResumeCause
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyApplied:
+    """A policy has come into force."""
+
+    version: int
+    num_requests: int  # in flight, all of which follow it already
+
+
 class RouterObserver(Protocol):
     """Counts what the router does. Called on the event loop, between frames: must be quick and never raise."""
 
@@ -158,6 +166,8 @@ class RouterObserver(Protocol):
     def hint_dropped(self, event: HintDropped) -> None: ...
 
     def request_resumed(self, event: RequestResumed) -> None: ...
+
+    def policy_applied(self, event: PolicyApplied) -> None: ...
 
 
 class NullObserver:
@@ -185,4 +195,7 @@ class NullObserver:
         """Ignored."""
 
     def request_resumed(self, event: RequestResumed) -> None:
+        """Ignored."""
+
+    def policy_applied(self, event: PolicyApplied) -> None:
         """Ignored."""

@@ -1,11 +1,32 @@
-"""The policy that a router follows."""
+"""The policy that a router follows, and how it is replaced."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from cluster.config import ClusterConfig
 from cluster.control.document import SCHEMA, PolicyDocument, parse_document
 from cluster.control.policy import SpeculationPolicy
 from cluster.messages import Drafter
+
+
+class PolicySource:
+    """Owns the policy in force. It is replaced as a whole, and whoever follows it is told in the same call."""
+
+    def __init__(self, policy: SpeculationPolicy) -> None:
+        self._current = policy
+        self.on_change: Callable[[], None] | None = None
+
+    @property
+    def current(self) -> SpeculationPolicy:
+        """The policy in force."""
+        return self._current
+
+    def apply(self, document: PolicyDocument, version: int) -> None:
+        """Put a document in force, whichever version was in force before."""
+        self._current = SpeculationPolicy.of(document, version)
+        if self.on_change is not None:
+            self.on_change()
 
 
 def default_document(config: ClusterConfig) -> PolicyDocument:

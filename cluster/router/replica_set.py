@@ -30,7 +30,7 @@ class Pool(StrEnum):
 class ReplicaInfo:
     """Where a pool replica is, and what it can do. `address` is host:port of its stream server.
 
-    max_model_len: tokens of the longest sequence that a target replica takes.
+    max_model_len: tokens of the longest sequence that a target replica takes. version: of its model.
     """
 
     replica_id: str
@@ -39,6 +39,7 @@ class ReplicaInfo:
     pool: Pool
     metrics_address: str | None = None
     max_model_len: int | None = None
+    version: str | None = None
 
 
 Discover = Callable[[], Awaitable[Sequence[ReplicaInfo]]]
@@ -141,6 +142,10 @@ class ReplicaSet(Generic[CommandT, EventT]):
         """The replica for a request; None: no ready one outside `excluded` (connection keys)."""
         key = pick(self._candidates(), request_id, excluded)
         return None if key is None else self._replicas[key]
+
+    def of_versions(self, versions: Collection[str]) -> list[str]:
+        """The connection keys of replicas whose model is of one of these versions."""
+        return [key for key, replica in self._replicas.items() if replica.info.version in versions]
 
     def update(self, infos: Iterable[ReplicaInfo]) -> None:
         """Connect to what is new, reconnect what was lost and is still there, retire what is gone."""

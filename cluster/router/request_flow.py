@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from cluster.control.policy import PolicyContext, Reason, SpeculationPolicy, evaluate
+from cluster.control.policy import Decision, Reason
 from cluster.core.speculation import (
     Action,
     CloseDraft,
@@ -49,6 +49,7 @@ from cluster.router.observer import (
     ResumeCause,
     RoundFinished,
 )
+from cluster.router.request_policy import RequestPolicy, stamp
 from cluster.router.served_model import FlowContext, ServedModel
 from cluster.router.target_link import TargetCallbacks, TargetLink
 
@@ -81,7 +82,7 @@ class RequestFlow:
         self._target = TargetLink(request.request_id, model.targets, callbacks, failover, context.clock)
         self._draft = DraftLink(request.request_id, model.drafts, self._on_draft_event, self._on_draft_lost)
         self._deadline: float | None = None
-        self._decided_on: tuple[SpeculationPolicy, bool] | None = None
+        self._policy = RequestPolicy(request, context.policy, model.draft_version)
         self._max_draft_tokens = 0  # what the target may ask for
         self._on_closed = on_closed
         self._is_closed = False
@@ -98,7 +99,7 @@ class RequestFlow:
         if deadline is not None:
             delay_s = max(0.0, deadline - self._context.clock()) + self._context.limits.deadline_grace_s
             self._expiry = asyncio.get_running_loop().call_later(delay_s, self._expire)
-        actions = self._decide()
+        actions = self._redecide()
         self._target.start()
         if not self._is_closed:
             self._perform(actions)
@@ -134,7 +135,7 @@ class RequestFlow:
         if commit.finish_reason is FinishReason.DEADLINE:
             self._expire()
             return
-        self._redecide()
+        self._use_draft(self._follow_policy)
         self._perform(self._session.on_commit(commit, self._context.clock()))
 
     def _on_move(self, cause: ResumeCause) -> None:
@@ -170,14 +171,21 @@ class RequestFlow:
     # --- from the draft ----------------------------------------------------------------------------------------------
 
     def _on_draft_event(self, event: DraftEvent) -> None:
+        self._use_draft(lambda: self._take_draft_event(event))
+
+    def _take_draft_event(self, event: DraftEvent) -> None:
+        if isinstance(event, DraftBlock):
+            self._follow_policy()
+            self._perform(self._session.on_block(event, self._context.clock()))
+        elif isinstance(event, Refusal) and event.epoch == self._session.epoch:
+            self._draft.refuse(event)
+            self._lose_draft(FallbackCause.REFUSED)
+
+    def _use_draft(self, act: Callable[[], None]) -> None:
+        """Whatever goes wrong with guesses, the request goes on without."""
         try:
-            if isinstance(event, DraftBlock):
-                self._redecide()
-                self._perform(self._session.on_block(event, self._context.clock()))
-            elif isinstance(event, Refusal) and event.epoch == self._session.epoch:
-                self._draft.refuse(event)
-                self._lose_draft(FallbackCause.REFUSED)
-        except Exception:  # a draft never fails a request
+            act()
+        except Exception:
             logger.exception("request %s: its draft is given up", self._request.request_id)
             self._draft.give_up()
             self._lose_draft(FallbackCause.REFUSED)
@@ -190,30 +198,20 @@ class RequestFlow:
 
     # --- decisions ---------------------------------------------------------------------------------------------------
 
-    def _redecide(self) -> None:
-        """Before every use of guesses: the policy may have changed, a draft replica may have come or gone."""
-        decided_on = (self._context.policy(), self._draft.is_available())
-        if self._decided_on != decided_on:
-            self._perform(self._decide())
+    def on_policy_change(self) -> None:
+        """Follow a policy that has just been replaced now, not at the next frame."""
+        self._use_draft(self._follow_policy)
 
-    def _decide(self) -> Sequence[Action]:
-        policy, has_model = self._context.policy(), self._draft.is_available()
-        self._decided_on = (policy, has_model)
-        available = frozenset({Drafter.MODEL, Drafter.NGRAM} if has_model else {Drafter.NGRAM})
-        request = self._request
-        decision = evaluate(
-            policy,
-            PolicyContext(
-                request.model,
-                request.tenant,
-                request.workload,
-                request.request_id,
-                temperature=request.sampling.temperature,
-                prompt_tokens=len(request.prompt_token_ids),
-                override=request.speculation,
-                available=available,
-            ),
-        )
+    def _follow_policy(self) -> None:
+        """Before every use of guesses: the policy may have changed, a draft replica may have come or gone."""
+        self._perform(self._redecide())
+
+    def _redecide(self) -> Sequence[Action]:
+        decision = self._policy.decide(self._draft.offer(self._policy.killed_versions))
+        return () if decision is None else self._obey(decision)
+
+    def _obey(self, decision: Decision) -> Sequence[Action]:
+        self._delivery.follow(stamp(decision))
         if decision.reason is Reason.NO_DRAFTER:
             self._report_fallback(FallbackCause.UNAVAILABLE)
         self._bound_target(decision.max_draft_tokens)
@@ -253,7 +251,7 @@ class RequestFlow:
                 self._close_draft(gives_up)
             case Fallback(cause):
                 if cause is not FallbackCause.WITHDRAWN:
-                    self._decided_on = None  # the next commit looks for another drafter
+                    self._policy.forget()  # the next commit looks for another drafter
                 self._report_fallback(cause)
 
     def _close_draft(self, gives_up: bool) -> None:

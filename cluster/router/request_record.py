@@ -6,6 +6,7 @@ from cluster.messages import Drafter, ErrorKind, FinishReason, GenerateRequest, 
 from cluster.router.delivery import Delivery
 from cluster.router.observer import Outcome, RequestFinished, RequestLabels, RequestStarted, RouterObserver
 from cluster.router.request_flow import RequestFlow
+from cluster.router.request_log import log_finished
 
 _OUTCOME_OF_FINISH = {
     FinishReason.STOP: Outcome.STOP,
@@ -55,16 +56,16 @@ class RequestRecord:
             self._flow.close()
         stats, marks = self.delivery.stats, self.delivery.marks
         e2e_s = now - marks.arrival
-        self._observer.request_finished(
-            RequestFinished(
-                self.request.request_id,
-                self._labels,
-                self.outcome or Outcome.CANCELLED,
-                marks.ttft_s,
-                marks.tpot_s(stats.completion_tokens),
-                e2e_s,
-                e2e_s if self._admission_s is None else self._admission_s,
-                Drafter.NONE if self._flow is None else self._flow.last_drafter,
-                stats,
-            )
+        event = RequestFinished(
+            self.request.request_id,
+            self._labels,
+            self.outcome or Outcome.CANCELLED,
+            marks.ttft_s,
+            marks.tpot_s(stats.completion_tokens),
+            e2e_s,
+            e2e_s if self._admission_s is None else self._admission_s,
+            Drafter.NONE if self._flow is None else self._flow.last_drafter,
+            stats,
         )
+        self._observer.request_finished(event)
+        log_finished(event)

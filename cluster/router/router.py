@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 
 from cluster.config import ClusterConfig, ModelConfig, PoolConfig
-from cluster.control.policy import SpeculationPolicy
+from cluster.control.document import parse_document
 from cluster.core.speculation import SpeculationLimits
 from cluster.messages import (
     DraftCommand,
@@ -23,8 +23,8 @@ from cluster.messages import (
 )
 from cluster.router.admission import Admission, PoolGuard
 from cluster.router.delivery import Delivery
-from cluster.router.observer import RouterObserver
-from cluster.router.policy_source import default_policy
+from cluster.router.observer import PolicyApplied, RouterObserver
+from cluster.router.policy_source import PolicySource, default_policy
 from cluster.router.replica_set import Discover, Pool, ReplicaInfo, ReplicaSet
 from cluster.router.request_flow import RequestFlow
 from cluster.router.request_record import RequestRecord
@@ -51,7 +51,10 @@ GRPC_CONNECTORS = Connectors(
 
 
 class Router:
-    """Owns the streams to every pool replica and the requests on them: an InferenceBackend. One event loop's."""
+    """Owns the streams to every pool replica and the requests on them: an InferenceBackend. One event loop's.
+
+    `policy` may be replaced at any time, from the event loop: running requests follow it at once.
+    """
 
     def __init__(
         self,
@@ -69,9 +72,10 @@ class Router:
         self._discover = discover
         self._connectors = connectors
         self._limits = limits or RouterLimits()
-        self._policy = default_policy(config)
+        self.policy = PolicySource(default_policy(config))
+        self.policy.on_change = self._follow_policy
         self._context = FlowContext(
-            lambda: self._policy, observer, clock, self._limits, _speculation_limits(config, self._limits)
+            self.policy, observer, clock, self._limits, _speculation_limits(config, self._limits)
         )
         self._models = {model.name: self._serve(model, tokenizers[model.name]) for model in config.models}
         self._flows: dict[str, RequestFlow] = {}
@@ -113,9 +117,12 @@ class Router:
             for stream in replicas.idle_retired():
                 await stream.close()
 
-    def use_policy(self, policy: SpeculationPolicy) -> None:
-        """Put a policy in force: running requests follow it from their next round on."""
-        self._policy = policy
+    def apply_policy(self, text: str, version: int) -> None:
+        """Put a policy document in force; running requests follow it at once.
+
+        Raises DocumentError with every flaw of a text that is no policy document: the last one stays in force then.
+        """
+        self.policy.apply(parse_document(text), version)
 
     # --- InferenceBackend --------------------------------------------------------------------------------------------
 
@@ -170,12 +177,18 @@ class Router:
         """A snapshot of requests, pools and acceptance."""
         return ClusterStatus(
             self.ready(),
-            self._policy.version,
+            self.policy.current.version,
             tuple(map(_model_status, self._models.values())),
             tuple(status for replicas in self._replica_sets() for status in replicas.statuses()),
         )
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _follow_policy(self) -> None:
+        flows = list(self._flows.values())
+        for flow in flows:
+            flow.on_policy_change()
+        self._context.observer.policy_applied(PolicyApplied(self.policy.current.version, len(flows)))
 
     async def _start(self, record: RequestRecord, model: ServedModel) -> None:
         """Wait for a slot, then submit. The slot is given back when the flow has left the pools."""
@@ -221,7 +234,8 @@ class Router:
         per_replica = slots_per_replica(model.target)
         admission = Admission(lambda: targets.num_ready * per_replica, router.max_queued_per_tenant, router.max_tenants)
         targets.on_change = admission.fill
-        return ServedModel(model.name, tokenizer, model.target.max_model_len, targets, drafts, admission)
+        version = None if model.draft is None else model.draft.version_name
+        return ServedModel(model.name, tokenizer, model.target.max_model_len, targets, drafts, admission, version)
 
     def _known(self, model: str, pool: Pool) -> list[ReplicaInfo]:
         return [info for info in self._replicas if info.model == model and info.pool == pool]

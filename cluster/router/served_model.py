@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster.control.policy import SpeculationPolicy
 from cluster.core.draft_watch import Patience
 from cluster.core.speculation import SpeculationLimits
 from cluster.messages import Commit
 from cluster.router.admission import Admission
 from cluster.router.draft_link import DraftReplicas
 from cluster.router.observer import RouterObserver
+from cluster.router.policy_source import PolicySource
 from cluster.router.replica_set import ReplicaStatus
 from cluster.router.target_link import FailoverLimits, TargetReplicas
 from cluster.tokenizer import Tokenizer
@@ -64,6 +64,7 @@ class ServedModel:
     targets: TargetReplicas
     drafts: DraftReplicas | None
     admission: Admission
+    draft_version: str | None = None  # as configured: what policies go by while no draft replica says its own
     totals: Totals = field(default_factory=Totals)
 
     @property
@@ -75,9 +76,9 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class FlowContext:
-    """What every request of a router shares. `policy` gives the version in force now."""
+    """What every request of a router shares."""
 
-    policy: Callable[[], SpeculationPolicy]
+    policy: PolicySource
     observer: RouterObserver
     clock: Callable[[], float]
     limits: RouterLimits

@@ -6,7 +6,7 @@ import math
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NoReturn
 
 import grpc
@@ -15,9 +15,18 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import Field
 
-from cluster.messages import ErrorKind, FinishReason, GenerateRequest, RequestError, TokenDelta, TokenLogprobs
+from cluster.messages import (
+    ErrorKind,
+    FinishReason,
+    GenerateRequest,
+    PolicyStamp,
+    RequestError,
+    TokenDelta,
+    TokenLogprobs,
+)
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.generation import internal_errors, outputs
+from cluster.transport.policy_headers import policy_headers
 from cluster.transport.prompts import ServedModel, served_model
 from cluster.transport.validation import (
     MAX_LOGPROBS,
@@ -56,6 +65,8 @@ class GenerateFields(GenerationFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tenant: str | None = None
     workload: str | None = None
+    user: str | None = None
+    session: str | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -136,9 +147,10 @@ async def _checked(
 def _caller(fields: GenerateFields, metadata: Mapping[str, str]) -> Caller:
     """The message's own fields go before the metadata."""
     caller = Caller.from_headers(metadata)
-    return Caller(
-        caller.tenant if fields.tenant is None else check_label(fields.tenant, "tenant"),
-        caller.workload if fields.workload is None else check_label(fields.workload, "workload"),
+    return replace(
+        caller.with_keys(fields.user, fields.session),
+        tenant=caller.tenant if fields.tenant is None else check_label(fields.tenant, "tenant"),
+        workload=caller.workload if fields.workload is None else check_label(fields.workload, "workload"),
     )
 
 
@@ -188,7 +200,23 @@ def _usage(request: GenerateRequest, delta: TokenDelta, completion_tokens: int) 
         usage.num_draft_tokens = delta.stats.num_draft_tokens
         usage.num_accepted_tokens = delta.stats.num_accepted_tokens
         usage.acceptance_length = delta.stats.acceptance_length
+    if delta.policy is not None:
+        usage.policy.CopyFrom(_policy(delta.policy))
     return usage
+
+
+def _policy(stamp: PolicyStamp) -> inference_pb2.PolicyDecision:
+    return inference_pb2.PolicyDecision(
+        version=stamp.version, variant=stamp.variant, reason=stamp.reason, rule=stamp.rule or ""
+    )
+
+
+def policy_metadata(response: inference_pb2.GenerateResponse) -> tuple[tuple[str, str], ...]:
+    """The call's trailing metadata once this response, the last of its first choice, has been made; else nothing."""
+    if response.index or not response.usage.HasField("policy"):
+        return ()
+    policy = response.usage.policy
+    return tuple(policy_headers(PolicyStamp(policy.version, policy.variant, policy.reason)).items())
 
 
 # --- errors and the grpc.aio binding ---------------------------------------------------------------------------------
@@ -235,6 +263,8 @@ class GrpcInferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         try:
             async with aclosing(self._servicer.generate(request, _metadata(context))) as responses:
                 async for response in responses:
+                    if metadata := policy_metadata(response):
+                        context.set_trailing_metadata(metadata)
                     yield response
         except RequestError as error:
             await _abort(context, error)

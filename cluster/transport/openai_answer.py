@@ -6,21 +6,30 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cluster.messages import GenerateRequest, RequestError
+from cluster.messages import GenerateRequest, PolicyStamp, RequestError
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.generation import outputs
 from cluster.transport.openai_errors import error_body, error_response
 from cluster.transport.openai_objects import Answer, ChoiceOutput, to_json, usage
+from cluster.transport.policy_headers import policy_headers
 
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # reverse proxies would hold events back to fill their buffers
 }
+
+
+class _Events(NamedTuple):
+    """What one delta sends, and the decision that was in force."""
+
+    data: bytes
+    policy: PolicyStamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class Generation:
             await error_response(error)(scope, receive, send)
             return
         total = usage(self._prompt_tokens(), sum(choice.num_tokens for choice in choices))
-        headers = {"x-request-id": self.answer.identity.id}
+        headers = {"x-request-id": self.answer.identity.id} | policy_headers(choices[0].policy)
         body = to_json(self.answer.whole(choices, total))
         await Response(body, 200, headers, "application/json")(scope, receive, send)
 
@@ -52,11 +61,12 @@ class Generation:
             except RequestError as error:
                 await error_response(error)(scope, receive, send)
                 return
-            await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers()})
-            await send(_part(first))
+            headers = self._stream_headers(first.policy)
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send(_part(first.data))
             try:
-                async for event in events:
-                    await send(_part(event))
+                async for events_of_delta in events:
+                    await send(_part(events_of_delta.data))
             except RequestError as error:
                 await send(_part(_event(json.dumps(error_body(error)).encode())))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -68,24 +78,25 @@ class Generation:
                 choices[index].add(delta)
         return choices
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def _events(self) -> AsyncGenerator[_Events, None]:
         """Server-sent events, those of one delta together; never empty."""
         completion_tokens = 0
         async with aclosing(outputs(self.backend, self.requests)) as deltas:
             async for index, delta in deltas:
                 completion_tokens += len(delta.token_ids)
                 if events := b"".join(_event(to_json(chunk)) for chunk in self.answer.chunks(index, delta)):
-                    yield events
+                    yield _Events(events, delta.policy)
         if self.include_usage:
-            yield _event(to_json(self.answer.usage_chunk(usage(self._prompt_tokens(), completion_tokens))))
-        yield _event(b"[DONE]")
+            chunk = self.answer.usage_chunk(usage(self._prompt_tokens(), completion_tokens))
+            yield _Events(_event(to_json(chunk)))
+        yield _Events(_event(b"[DONE]"))
 
     def _prompt_tokens(self) -> int:
         """Of each prompt once, however many choices it has."""
         return sum(len(request.prompt_token_ids) for request in self.requests[:: self.num_per_prompt])
 
-    def _stream_headers(self) -> list[tuple[bytes, bytes]]:
-        headers = STREAM_HEADERS | {"x-request-id": self.answer.identity.id}
+    def _stream_headers(self, policy: PolicyStamp | None) -> list[tuple[bytes, bytes]]:
+        headers = STREAM_HEADERS | {"x-request-id": self.answer.identity.id} | policy_headers(policy)
         return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 

@@ -68,7 +68,7 @@ class OpenAIApi:
 
     async def chat_completions(self, request: Request) -> Response:
         fields = parse_json(ChatCompletionRequest, await read_body(request, self._options.max_body_bytes))
-        caller = Caller.from_headers(request.headers)
+        caller = Caller.from_headers(request.headers).with_keys(fields.user)
         backend = self._backend()
         model = served_model(backend, fields.model)
         token_ids = await model.encode_chat(fields.conversation(), "messages")
@@ -78,7 +78,7 @@ class OpenAIApi:
 
     async def completions(self, request: Request) -> Response:
         fields = parse_json(CompletionRequest, await read_body(request, self._options.max_body_bytes))
-        caller = Caller.from_headers(request.headers)
+        caller = Caller.from_headers(request.headers).with_keys(fields.user)
         backend = self._backend()
         model = served_model(backend, fields.model)
         identity = _identity("cmpl", fields)

@@ -17,7 +17,7 @@ from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
 from pydantic import BaseModel
 
-from cluster.messages import FinishReason, TokenDelta, TokenLogprobs
+from cluster.messages import FinishReason, PolicyStamp, TokenDelta, TokenLogprobs
 from cluster.tokenizer import IncrementalDetokenizer, Tokenizer
 
 MIN_LOGPROB = -9999.0  # what OpenAI's API reports for impossible tokens; JSON has no infinity
@@ -31,8 +31,10 @@ class ChoiceOutput:
     num_tokens: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    policy: PolicyStamp | None = None  # the first decision
 
     def add(self, delta: TokenDelta) -> None:
+        self.policy = self.policy or delta.policy
         self.text += delta.text
         self.num_tokens += len(delta.token_ids)
         self.logprobs.extend(delta.logprobs or ())

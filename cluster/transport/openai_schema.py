@@ -30,8 +30,8 @@ class OpenAIFields(GenerationFields):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # hints that change nothing here
     user: str | None = None
+    # hints that change nothing here
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Self, TypeVar
 
@@ -37,6 +37,9 @@ MAX_CHOICES = 8  # of one prompt
 MAX_TIMEOUT_S = 86_400.0
 TENANT_HEADER = "X-Paceline-Tenant"
 WORKLOAD_HEADER = "X-Paceline-Workload"
+USER_HEADER = "X-Paceline-User"
+SESSION_HEADER = "X-Paceline-Session"
+MAX_KEY_CHARS = 256  # of a user or a session
 
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -222,15 +225,31 @@ def _path(location: Iterable[int | str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and for what kind of work."""
+    """Who asks, and for what kind of work. user and session keep the requests of one together in a gray release."""
 
     tenant: str = "default"
     workload: str = "default"
+    user: str | None = None
+    session: str | None = None
+    key_label: str | None = None
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Self:
         """From lower-case header or metadata names. Raises InvalidRequest naming the header."""
-        return cls(_label(headers, TENANT_HEADER), _label(headers, WORKLOAD_HEADER))
+        return cls(
+            _label(headers, TENANT_HEADER),
+            _label(headers, WORKLOAD_HEADER),
+            _header_key(headers, USER_HEADER),
+            _header_key(headers, SESSION_HEADER),
+        )
+
+    def with_keys(self, user: str | None = None, session: str | None = None) -> Self:
+        """What the body says goes before the headers. Raises InvalidRequest naming the field."""
+        return replace(
+            self,
+            user=check_key(user, "user") or self.user,
+            session=check_key(session, "session") or self.session,
+        )
 
 
 def _label(headers: Mapping[str, str], name: str) -> str:
@@ -245,6 +264,21 @@ def check_label(value: str, param: str) -> str:
     if _LABEL.fullmatch(value) is None:
         raise InvalidRequest(f"{param}: should be 1 to 64 letters, digits, dots, dashes or underscores", param)
     return value
+
+
+def _header_key(headers: Mapping[str, str], name: str) -> str | None:
+    """Headers have no encoding that everybody agrees on, and a key must be the same everywhere: ASCII it is."""
+    value = headers.get(name.lower())
+    if value is not None and not (value.isascii() and value.isprintable()):
+        raise InvalidRequest(f"{name}: should have printable ASCII characters only", name)
+    return check_key(value, name)
+
+
+def check_key(value: str | None, param: str) -> str | None:
+    """A user's or session's name; an empty one is none. Raises InvalidRequest."""
+    if value is not None and len(value) > MAX_KEY_CHARS:
+        raise InvalidRequest(f"{param}: should have at most {MAX_KEY_CHARS} characters", param)
+    return value or None
 
 
 def output_limit(fields: GenerationFields, prompt_len: int, max_model_len: int, param: str) -> int:
@@ -284,6 +318,9 @@ def generate_request(
         sampling=fields.sampling(max_tokens),
         tenant=caller.tenant,
         workload=caller.workload,
+        user=caller.user,
+        session=caller.session,
+        key_label=caller.key_label,
         deadline_s=fields.timeout_s,
         speculation=SpeculationOverride() if fields.speculation is None else fields.speculation.override(),
     )

@@ -117,6 +117,9 @@ def test_every_metric_has_a_row_and_every_row_a_metric() -> None:
         "pool",
         "drafter",
         "position",
+        "rule",
+        "variant",
+        "reason",
     } == (registered_metrics())
 
 

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from cluster.messages import Drafter, ErrorKind, FinishReason, RequestError, SpeculationOverride
+from cluster.messages import Drafter, ErrorKind, FinishReason, PolicyStamp, RequestError, SpeculationOverride
 from cluster.transport.inference_servicer import InferenceServicer, grpc_status
 from protos.paceline.v1 import common_pb2
 from protos.paceline.v1 import inference_pb2 as pb
@@ -66,6 +66,28 @@ async def test_every_field_reaches_the_backend() -> None:
     assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.num_logprobs) == ((7,), True, 2)
     assert (seen.tenant, seen.workload, seen.deadline_s) == ("team-a", "batch", 1.5)
     assert seen.speculation == SpeculationOverride(False, 2, Drafter.MODEL)
+
+
+async def test_user_and_session_come_from_the_message_or_else_the_metadata() -> None:
+    backend = FakeBackend()
+    metadata = {"x-paceline-user": "alice", "x-paceline-session": "s-1"}
+    await generate(backend, pb.GenerateRequest(model="demo", text="ab"), **metadata)
+    await generate(backend, pb.GenerateRequest(model="demo", text="ab", user="bob", session="s-2"), **metadata)
+    assert [(seen.user, seen.session) for seen in backend.requests] == [("alice", "s-1"), ("bob", "s-2")]
+    for name in ("user", "session"):
+        with pytest.raises(RequestError, match=f"{name}: should have at most 256"):
+            await generate(backend, pb.GenerateRequest(model="demo", text="ab", **{name: "a" * 257}))
+
+
+async def test_the_policy_decision_is_in_the_usage_and_in_the_trailing_metadata() -> None:
+    backend = FakeBackend(policy=PolicyStamp(7, "canary", "rule", "acme"))
+    async with inference_stub(backend) as stub:
+        call = stub.Generate(pb.GenerateRequest(model="demo", text="ab", n=2))
+        responses = [response async for response in call]
+        metadata = dict(await call.trailing_metadata())
+    decisions = [response.usage.policy for response in responses if response.HasField("usage")]
+    assert decisions == [pb.PolicyDecision(version=7, variant="canary", reason="rule", rule="acme")] * 2
+    assert (metadata["x-paceline-variant"], metadata["x-paceline-policy-version"]) == ("canary", "7")
 
 
 async def test_what_a_call_leaves_out_has_defaults() -> None:

@@ -12,7 +12,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from cluster.messages import Drafter, ErrorKind, FinishReason, RequestError, SpeculationOverride
+from cluster.messages import Drafter, ErrorKind, FinishReason, PolicyStamp, RequestError, SpeculationOverride
 from cluster.transport.openai_api import ApiOptions, create_app
 from tests.contract.api_server import openai_client, serving
 from tests.fakes import FakeBackend, byte_tokenizer
@@ -48,6 +48,38 @@ async def until_error(stream: AsyncIterator[Chunk]) -> tuple[list[Chunk], openai
     except openai.APIError as error:
         return chunks, error
     pytest.fail("the stream ended without an error")
+
+
+# --- policy ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", {"messages": HI}), ("/v1/completions", {"prompt": "a"})]
+)
+async def test_answers_say_which_policy_they_followed(is_stream: bool, path: str, body: dict[str, object]) -> None:
+    backend = FakeBackend(policy=PolicyStamp(7, "canary", "rule", "acme"))
+    async with serving(backend) as address, httpx.AsyncClient(base_url=address) as client:
+        answer = await client.post(path, json={"model": "demo", "stream": is_stream, **body})
+        plain = await client.post(path, json={"model": "nobody", **body})
+    assert answer.status_code == 200
+    assert answer.headers["x-paceline-variant"] == "canary"
+    assert answer.headers["x-paceline-policy-version"] == "7"
+    assert "x-paceline-variant" not in plain.headers
+
+
+async def test_the_user_is_the_bodys_or_else_the_headers() -> None:
+    backend = FakeBackend()
+    async with openai_client(backend) as client:
+        for options in ({}, {"user": "bob"}, {"user": ""}):
+            await client.chat.completions.create(
+                model="demo",
+                messages=HI,
+                extra_headers={"X-Paceline-User": "alice", "X-Paceline-Session": "s-1"},
+                **options,
+            )
+    assert [seen.user for seen in backend.requests] == ["alice", "bob", "alice"]
+    assert {seen.session for seen in backend.requests} == {"s-1"}
 
 
 # --- chat ------------------------------------------------------------------------------------------------------------

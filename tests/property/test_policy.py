@@ -18,7 +18,8 @@ from cluster.control.document import DocumentError, Flaw, Match, RuleAction, par
 from cluster.control.explain import explain
 from cluster.control.policy import Decision, PolicyContext, Reason, SpeculationPolicy, evaluate
 from cluster.messages import Drafter, SpeculationOverride
-from tests.policies import CONTEXTS, documents
+from cluster.router.policy_source import PolicySource
+from tests.policies import CONTEXTS, default_only, documents
 
 pytestmark = pytest.mark.property
 
@@ -215,6 +216,7 @@ def broken(values: dict[str, Any], where: int, how: int) -> tuple[dict[str, Any]
 
 def test_five_thousand_bad_documents_are_refused_with_the_path_to_the_field() -> None:
     num_refused = 0
+    source = PolicySource(good := default_only(version=5))
 
     @settings(max_examples=180, database=None)
     @given(documents(), BREAKAGES)
@@ -224,7 +226,8 @@ def test_five_thousand_bad_documents_are_refused_with_the_path_to_the_field() ->
         for where, how in breakages:
             bad, path = broken(values, where, how)
             with pytest.raises(DocumentError) as caught:
-                parse_document(bad)
+                source.apply(parse_document(bad), 6)
+            assert source.current is good
             assert all(flaw.path and flaw.message for flaw in caught.value.flaws)
             assert any(flaw.path.startswith(path) for flaw in caught.value.flaws), (path, str(caught.value))
             num_refused += 1

@@ -152,7 +152,7 @@ async def test_output_survives_any_change_of_policy_and_any_fault_of_the_limits_
         for version in range(1, 10**6):
             settings = {"enabled": chance.random() < 0.6, "max_draft_tokens": chance.choice((1, 4, 9, 32))}
             drafter = chance.choice((Drafter.AUTO, Drafter.MODEL, Drafter.NGRAM))
-            cluster.router.use_policy(default_only(version, drafter=drafter, **settings))
+            cluster.use(default_only(version, drafter=drafter, **settings))
             for _ in range(chance.randint(0, 20)):
                 await asyncio.sleep(0)
 

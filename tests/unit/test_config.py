@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import ConfigError, load_config
+from cluster.config import ConfigError, PoolConfig, load_config
 
 pytestmark = pytest.mark.unit
 
@@ -40,3 +40,17 @@ def test_target_and_draft_are_divided_apart(tmp_path: Path) -> None:
     (model,) = load_config(path).models
     assert model.draft is not None
     assert (model.target.tensor_parallel, model.draft.tensor_parallel) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "version"),
+    [
+        ({"path": "smollm2-135m-draft"}, "smollm2-135m-draft"),
+        ({"path": "/models/draft-3/"}, "draft-3"),
+        ({"path": "org/draft"}, "draft"),
+        ({"path": "/"}, "/"),
+        ({"path": "org/draft", "version": "2027-01"}, "2027-01"),
+    ],
+)
+def test_a_pools_version_is_the_last_part_of_its_path_unless_it_is_given(fields: dict[str, str], version: str) -> None:
+    assert PoolConfig(**fields).version_name == version

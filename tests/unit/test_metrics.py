@@ -6,12 +6,13 @@ from prometheus_client import CollectorRegistry
 
 from cluster.core.speculation import FallbackCause
 from cluster.core.step import SchedulerStats, StepStats
-from cluster.messages import Drafter, GenerationStats
-from cluster.metrics import MAX_TENANT_LABELS, BoundedLabel, PoolMetrics, RouterMetrics, serve_metrics
+from cluster.messages import Drafter, GenerationStats, PolicyStamp
+from cluster.metrics import MAX_RULE_LABELS, MAX_TENANT_LABELS, BoundedLabel, PoolMetrics, RouterMetrics, serve_metrics
 from cluster.router.observer import (
     BlockVerified,
     FellBack,
     Outcome,
+    PolicyApplied,
     RequestFinished,
     RequestLabels,
     RequestStarted,
@@ -68,6 +69,24 @@ def test_a_request_is_counted_from_start_to_finish() -> None:
     assert value("paceline_output_tokens_total", NAMES) == 4
     assert value("paceline_target_steps_total", NAMES) == 2
     assert value("paceline_requests_total", {**NAMES, "outcome": "stop", "drafter": "model"}) == 1
+
+
+def test_decisions_are_counted_by_rule_variant_and_reason_within_bounds() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    stamps = [PolicyStamp(3, "default", "default"), *(PolicyStamp(3, "canary", "rule", f"r{i}") for i in range(99))]
+    for stamp in stamps:
+        finished = RequestFinished(
+            "r", LABELS, Outcome.STOP, None, None, 0.1, 0.0, Drafter.NONE, GenerationStats(1, 1, policy=stamp)
+        )
+        metrics.request_started(RequestStarted("r", LABELS, 1))
+        metrics.request_finished(finished)
+    metrics.policy_applied(PolicyApplied(version=3, num_requests=0))
+    (family,) = (f for f in registry.collect() if f.name == "paceline_policy_decisions")
+    counts = {s.labels["rule"]: s.value for s in family.samples if s.name.endswith("_total")}
+    assert (counts["none"], counts["r0"], counts["other"]) == (1, 1, 99 - MAX_RULE_LABELS)
+    assert len(counts) == MAX_RULE_LABELS + 2
+    assert registry.get_sample_value("paceline_policy_version") == 3
 
 
 def test_a_rounds_overhead_is_what_the_draft_did_not_spend() -> None:

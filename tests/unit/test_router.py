@@ -228,7 +228,7 @@ async def test_withdrawing_speculation_takes_effect_on_running_requests() -> Non
         async for delta in cluster.router.generate(item):
             deltas.append(delta)
             if len(deltas) == 2:
-                cluster.router.use_policy(default_only(enabled=False))
+                cluster.use(default_only(enabled=False))
                 num_rounds = len(cluster.observer.of(RoundFinished))
         assert tokens_of(deltas) == right_output(item)
         assert len(cluster.observer.of(RoundFinished)) == num_rounds
@@ -261,7 +261,7 @@ async def test_a_policy_that_turns_on_and_off_again_is_followed_by_running_reque
             deltas.append(delta)
             if len(deltas) in (3, 12):
                 turns_on = len(deltas) == 3
-                cluster.router.use_policy(default_only(enabled=turns_on, max_draft_tokens=4))
+                cluster.use(default_only(enabled=turns_on, max_draft_tokens=4))
         assert tokens_of(deltas) == right_output(item)
         asked = [commit.next_draft_len for commit in commits]
         first, last = (pick(i for i, length in enumerate(asked) if length) for pick in (min, max))
@@ -298,7 +298,7 @@ async def test_a_wider_window_takes_effect_on_running_requests() -> None:
         async for delta in cluster.router.generate(item):
             deltas.append(delta)
             if len(deltas) == 3:
-                cluster.router.use_policy(default_only(max_draft_tokens=9))
+                cluster.use(default_only(max_draft_tokens=9))
         assert tokens_of(deltas) == right_output(item)
         assert {4, 9} <= {commit.num_draft_tokens for commit in commits}
 

@@ -25,7 +25,7 @@ class DraftReplica:
         hub = PoolHub(DRAFT_PROTOCOL)
         hub.bind(engine)
         engine.on_events = hub.publish
-        self._host = await PoolHost.start(engine, hub, model.name, Pool.DRAFT)
+        self._host = await PoolHost.start(engine, hub, model.name, Pool.DRAFT, model.draft.version_name)
 
     def record_replica_metadata(self) -> dict[str, object]:
         return self._host.describe()

@@ -36,6 +36,7 @@ class PoolHost(Generic[CommandT, EventT]):
         hub: PoolHub[CommandT, EventT],
         model: str,
         pool: Pool,
+        version: str,
         max_model_len: int | None = None,
     ) -> PoolHost[CommandT, EventT]:
         """Serve `engine`, which `hub` is bound to, on a free port of this node and on the running event loop."""
@@ -48,7 +49,7 @@ class PoolHost(Generic[CommandT, EventT]):
         replica_id = ray.get_runtime_context().get_actor_id()
         resources = ExitStack()
         metrics_address = resources.enter_context(serve_metrics(registry, host))
-        info = ReplicaInfo(replica_id, server.address, model, pool, metrics_address, max_model_len)
+        info = ReplicaInfo(replica_id, server.address, model, pool, metrics_address, max_model_len, version)
         return cls(engine, server, info, resources)
 
     def describe(self) -> dict[str, object]:

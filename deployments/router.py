@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
@@ -17,10 +18,11 @@ from ray.serve.handle import DeploymentHandle
 from cluster.config import ClusterConfig
 from cluster.messages import RequestError
 from cluster.metrics import RouterMetrics
+from cluster.router.request_log import REQUEST_LOGGER
 from cluster.router.router import Router
 from cluster.runtime.model_store import resolve_model
 from cluster.tokenizer import Tokenizer
-from cluster.transport.inference_servicer import InferenceServicer, grpc_status
+from cluster.transport.inference_servicer import InferenceServicer, grpc_status, policy_metadata
 from cluster.transport.openai_api import ApiOptions, create_app
 from deployments.discovery import discover_from
 from protos.paceline.v1 import inference_pb2 as pb
@@ -33,6 +35,7 @@ class RouterReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits constructors
         self, config: ClusterConfig, pools: Mapping[str, DeploymentHandle]
     ) -> None:
+        _log_requests()
         self._registry = CollectorRegistry()
         tokenizers = {model.name: Tokenizer.load(resolve_model(model.target.path)) for model in config.models}
         self._router = Router(
@@ -53,6 +56,8 @@ class RouterReplica:
         try:
             async with aclosing(self._servicer.generate(request, _metadata(grpc_context))) as responses:
                 async for response in responses:
+                    if metadata := policy_metadata(response):
+                        grpc_context.set_trailing_metadata(list(metadata))
                     yield response
         except RequestError as error:
             _fail(grpc_context, error)
@@ -79,6 +84,14 @@ class RouterReplica:
             {"targets": [info.metrics_address], "labels": {"replica": info.replica_id}}
             for info in self._router.replicas()
         ]
+
+
+def _log_requests() -> None:
+    """Each request's line goes to this process's stderr, which Ray keeps."""
+    logger = logging.getLogger(REQUEST_LOGGER)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler())
+    logger.propagate = False
 
 
 def _metadata(context: RayServegRPCContext) -> dict[str, str]:

@@ -23,7 +23,9 @@ class TargetReplica:
         hub = PoolHub(TARGET_PROTOCOL)
         hub.bind(engine)
         engine.on_events = hub.publish
-        self._host = await PoolHost.start(engine, hub, model.name, Pool.TARGET, engine.max_model_len)
+        self._host = await PoolHost.start(
+            engine, hub, model.name, Pool.TARGET, model.target.version_name, engine.max_model_len
+        )
 
     def record_replica_metadata(self) -> dict[str, object]:
         return self._host.describe()

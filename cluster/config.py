@@ -99,12 +99,22 @@ class RouterConfig(_Frozen):
     num_cpus: Annotated[float, Field(ge=0)] = 0.2
 
 
+class ControlConfig(_Frozen):
+    """The control service: one replica that keeps policies, API keys and rollouts."""
+
+    store: Annotated[str, Field(pattern=r"^(sqlite:///|rediss?://|unix://).", max_length=1024)] = (
+        "sqlite:///~/.local/state/paceline/control.db"
+    )
+    num_cpus: Annotated[float, Field(ge=0)] = 0.1
+
+
 class ClusterConfig(_Frozen):
     """The whole system."""
 
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)]
     speculation: SpeculationConfig = SpeculationConfig()
     router: RouterConfig = RouterConfig()
+    control: ControlConfig = ControlConfig()
     device: Device = Device.AUTO
 
     @model_validator(mode="after")

@@ -32,7 +32,10 @@ class ErrorKind(StrEnum):
 
     INVALID = "invalid"  # 400 INVALID_ARGUMENT
     CONTEXT_LENGTH = "context_length_exceeded"  # 400 INVALID_ARGUMENT
+    UNAUTHENTICATED = "unauthenticated"  # 401 UNAUTHENTICATED
+    FORBIDDEN = "forbidden"  # 403 PERMISSION_DENIED
     NOT_FOUND = "not_found"  # 404 NOT_FOUND
+    CONFLICT = "conflict"  # 409 ABORTED
     OVERLOADED = "overloaded"  # 429 RESOURCE_EXHAUSTED
     UNAVAILABLE = "unavailable"  # 503 UNAVAILABLE
     DEADLINE = "deadline_exceeded"  # 504 DEADLINE_EXCEEDED

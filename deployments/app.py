@@ -1,4 +1,4 @@
-"""Build the Serve application from a configuration: one router, and a target and a draft pool per model."""
+"""Build the Serve application from a configuration: a router, a control service, and two pools per model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from ray.serve import Application
 
 from cluster.config import ClusterConfig, ModelConfig, PoolConfig
 from cluster.runtime.threads import OPENMP_ENVIRONMENT
+from deployments.control import ControlReplica
 from deployments.draft import DraftReplica
 from deployments.router import RouterReplica
 from deployments.target import TargetReplica
 
 GRPC_SERVICER_FUNCTIONS = [
     "protos.paceline.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
+    "protos.paceline.v1.control_pb2_grpc.add_ControlServiceServicer_to_server",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 ]
 MAX_ONGOING_REQUESTS = 10_000  # the router's own admission bounds what runs; Serve must not stop it before
@@ -37,12 +39,23 @@ def build(config: ClusterConfig) -> Application:
         ray_actor_options={"num_cpus": config.router.num_cpus},
         **_HEALTH,
     )
-    return router.bind(config, pools)
+    return router.bind(config, pools, _control(config))
 
 
 def build_from_config(args: dict[str, Any]) -> Application:
     """The builder that a Serve config file names: `args` is the configuration file's content."""
     return build(ClusterConfig.model_validate(args))
+
+
+def _control(config: ClusterConfig) -> Application:
+    control = serve.deployment(
+        ControlReplica,
+        name="control",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": config.control.num_cpus},
+        **_HEALTH,
+    )
+    return control.bind(config)
 
 
 def _target_pool(model: ModelConfig, config: ClusterConfig) -> Application:

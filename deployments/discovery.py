@@ -1,8 +1,9 @@
-"""How a router finds pool replicas: it asks every replica of a pool's deployment for its metadata."""
+"""How a router finds pools and the control service: it asks every replica of a deployment for its metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -21,10 +22,25 @@ def discover_from(handles: Sequence[DeploymentHandle]) -> Callable[[], Awaitable
     return discover
 
 
+def control_address_from(handle: DeploymentHandle) -> Callable[[], Awaitable[str | None]]:
+    """A function that says where the control service is; None: not there."""
+
+    async def discover() -> str | None:
+        addresses = [answer["address"] for answer in await _metadata_of(handle)]
+        return str(addresses[0]) if addresses else None
+
+    return discover
+
+
 async def _replicas_of(handle: DeploymentHandle) -> list[ReplicaInfo]:
+    return [ReplicaInfo(**answer) for answer in await _metadata_of(handle)]
+
+
+async def _metadata_of(handle: DeploymentHandle) -> list[dict[str, Any]]:
+    """What each replica of a deployment says of itself; those that do not answer are left out."""
     response = handle.broadcast("record_replica_metadata")
     try:
         answers = await response.results_async(timeout_s=DISCOVERY_TIMEOUT_S, return_exceptions=True)
     except (DeploymentUnavailableError, TimeoutError):
         return []
-    return [ReplicaInfo(**answer) for answer in answers if isinstance(answer, dict)]
+    return [answer for answer in answers if isinstance(answer, dict)]

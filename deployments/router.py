@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any
 
+import ray
 from fastapi import FastAPI
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry, generate_latest
 from ray import serve
@@ -16,15 +18,21 @@ from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import ClusterConfig
-from cluster.messages import RequestError
+from cluster.control.store import Kind, Snapshot
 from cluster.metrics import RouterMetrics
+from cluster.router.control_link import ControlLink
 from cluster.router.request_log import REQUEST_LOGGER
 from cluster.router.router import Router
 from cluster.runtime.model_store import resolve_model
 from cluster.tokenizer import Tokenizer
-from cluster.transport.inference_servicer import InferenceServicer, grpc_status, policy_metadata
+from cluster.transport.admin_api import PREFIX, create_admin_app
+from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken
+from cluster.transport.control_servicer import ControlServicer
+from cluster.transport.inference_servicer import InferenceServicer, policy_metadata
 from cluster.transport.openai_api import ApiOptions, create_app
-from deployments.discovery import discover_from
+from deployments.discovery import control_address_from, discover_from
+from deployments.serve_grpc import answer, call_metadata, ending_calls
+from protos.paceline.v1 import control_pb2 as control_pb
 from protos.paceline.v1 import inference_pb2 as pb
 
 
@@ -33,7 +41,7 @@ class RouterReplica:
     """One ingress replica: the router, and the two public APIs in front of it."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits constructors
-        self, config: ClusterConfig, pools: Mapping[str, DeploymentHandle]
+        self, config: ClusterConfig, pools: Mapping[str, DeploymentHandle], control: DeploymentHandle
     ) -> None:
         _log_requests()
         self._registry = CollectorRegistry()
@@ -42,41 +50,85 @@ class RouterReplica:
             config, tokenizers, discover=discover_from(list(pools.values())), observer=RouterMetrics(self._registry)
         )
         self._servicer = InferenceServicer(lambda: self._router)
+        self._control = ControlServicer(lambda: self._link.backend(), self._admin_token())
         await self._router.start()
+        self._link = ControlLink(
+            ray.get_runtime_context().get_actor_id(),
+            control_address_from(control),
+            {Kind.POLICY: self._apply_policy, Kind.ACCESS: self._router.access.apply},
+            os.environ.get(ADMIN_TOKEN_VARIABLE),
+        )
+        self._link.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         options = ApiOptions(metrics=lambda: generate_latest(self._registry), service_discovery=self._metrics_targets)
         app = create_app(lambda: self._router, options)
         app.add_api_route("/status", lambda: asdict(self._router.status()), methods=["GET"])
+        app.mount(PREFIX, create_admin_app(lambda: self._link.backend(), self._admin_token()))
         return app
 
     async def Generate(
         self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[pb.GenerateResponse]:
-        try:
-            async with aclosing(self._servicer.generate(request, _metadata(grpc_context))) as responses:
+        with ending_calls(grpc_context):
+            async with aclosing(self._servicer.generate(request, call_metadata(grpc_context))) as responses:
                 async for response in responses:
                     if metadata := policy_metadata(response):
                         grpc_context.set_trailing_metadata(list(metadata))
                     yield response
-        except RequestError as error:
-            _fail(grpc_context, error)
-            raise
 
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: RayServegRPCContext) -> pb.TokenizeResponse:
-        try:
-            return await self._servicer.tokenize(request, _metadata(grpc_context))
-        except RequestError as error:
-            _fail(grpc_context, error)
-            raise
+        with ending_calls(grpc_context):
+            return await self._servicer.tokenize(request, call_metadata(grpc_context))
 
     async def Check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
         ready = self._router.ready()
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         return health_pb2.HealthCheckResponse(status=status)
 
+    # --- ControlService, passed on to the control deployment ---
+
+    async def GetDocument(self, request: control_pb.GetDocumentRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await answer(self._control.get_document, request, grpc_context)
+
+    async def ApplyDocument(
+        self, request: control_pb.ApplyDocumentRequest, grpc_context: RayServegRPCContext
+    ) -> Message:
+        return await answer(self._control.apply_document, request, grpc_context)
+
+    async def RollBack(self, request: control_pb.RollBackRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await answer(self._control.roll_back, request, grpc_context)
+
+    async def SwitchSpeculation(
+        self, request: control_pb.SwitchSpeculationRequest, grpc_context: RayServegRPCContext
+    ) -> Message:
+        return await answer(self._control.switch_speculation, request, grpc_context)
+
+    async def ListVersions(self, request: control_pb.ListVersionsRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await answer(self._control.list_versions, request, grpc_context)
+
+    async def GetStatus(self, request: control_pb.GetStatusRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await answer(self._control.get_status, request, grpc_context)
+
+    async def Watch(
+        self, request: control_pb.WatchRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncIterator[control_pb.Document]:
+        with ending_calls(grpc_context):
+            async with aclosing(self._control.watch(request, call_metadata(grpc_context))) as documents:
+                async for document in documents:
+                    yield document
+
+    # --- life ---
+
     async def __del__(self) -> None:
+        await self._link.stop()
         await self._router.stop()
+
+    def _apply_policy(self, snapshot: Snapshot) -> None:
+        self._router.apply_policy(snapshot.text, snapshot.version)
+
+    def _admin_token(self) -> AdminToken:
+        return AdminToken(os.environ.get(ADMIN_TOKEN_VARIABLE))
 
     def _metrics_targets(self) -> list[dict[str, object]]:
         """Prometheus HTTP service discovery: every pool replica's metrics address; series name model and pool."""
@@ -92,14 +144,3 @@ def _log_requests() -> None:
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler())
     logger.propagate = False
-
-
-def _metadata(context: RayServegRPCContext) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-
-
-def _fail(context: Any, error: RequestError) -> None:
-    status = grpc_status(error)
-    context.set_code(status.code)
-    context.set_details(status.details)
-    context.set_trailing_metadata(list(status.trailing_metadata))

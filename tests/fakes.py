@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from cluster.control.access import ApiKey
 from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.messages import (
     ErrorKind,
@@ -25,6 +27,7 @@ from cluster.messages import (
     TokenDelta,
     TokenLogprobs,
 )
+from cluster.router.access import Access
 from cluster.runtime.sampling_batch import SamplingBatch
 from cluster.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError
 
@@ -67,6 +70,7 @@ class FakeBackend:
     max_len: int = 256
     is_ready: bool = True
     policy: PolicyStamp | None = None
+    access: Access = field(default_factory=lambda: Access(1, time.monotonic))
     fake_tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     requests: list[GenerateRequest] = field(default_factory=list)
     closed: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
@@ -82,6 +86,9 @@ class FakeBackend:
     def max_model_len(self, model: str) -> int:
         self._check(model)
         return self.max_len
+
+    def key_holder(self, api_key: str | None) -> ApiKey | None:
+        return self.access.key_holder(api_key)
 
     def ready(self) -> bool:
         return self.is_ready

@@ -1,4 +1,4 @@
-"""`paceline policy …`: what a policy document says, offline."""
+"""`paceline policy …`: what policy documents say, and the one that a running cluster follows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from cluster.cli.common import console, die, errors
+from cluster.cli.admin import call
+from cluster.cli.common import DEFAULT_URL, UrlOption, console, die, errors
+from cluster.cli.documents import add_document_commands
 from cluster.cli.policy_report import as_json, as_text
 from cluster.control.document import DocumentError, PolicyDocument, parse_document
 from cluster.control.explain import explain
@@ -15,9 +18,10 @@ from cluster.control.policy import PolicyContext, SpeculationPolicy
 from cluster.control.strict_document import MAX_DOCUMENT_BYTES
 from cluster.messages import MAX_DRAFT_TOKENS, Drafter, SpeculationOverride
 
-policy_app = typer.Typer(no_args_is_help=True, help="Check policy documents, and ask what they decide.")
+policy_app = typer.Typer(no_args_is_help=True, help="Who speculates: check, explain, apply, watch and roll back.")
+add_document_commands(policy_app, "policy")
 
-FileOption = Annotated[Path, typer.Option("--file", "-f", help="A policy document.")]
+FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Default: the document in force at --url.")]
 
 
 @policy_app.command("check")
@@ -29,7 +33,8 @@ def policy_check(file: Path) -> None:
 
 @policy_app.command("explain")
 def policy_explain(
-    file: FileOption,
+    file: FileOption = None,
+    url: UrlOption = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Served model.")] = "",
     tenant: str = "default",
     workload: str = "default",
@@ -62,11 +67,33 @@ def policy_explain(
         frozenset({Drafter.NGRAM, Drafter.MODEL} if draft_ready else {Drafter.NGRAM}),
     )
     _check_text(model, tenant, workload, request_id, user, session, key_label, draft_version)
-    explanation = explain(SpeculationPolicy.of(_read(file), 0), context)
+    explanation = explain(_policy(file, url), context)
     if json:
         console.print_json(as_json(explanation))
     else:
         console.print(as_text(explanation), markup=False, highlight=False, soft_wrap=True)
+
+
+@policy_app.command("status")
+def policy_status(url: UrlOption = DEFAULT_URL) -> None:
+    """Which router runs which version."""
+    answer = call("GET", url, "status")
+    console.print(f"in force: policy {answer['policy_version']}, access {answer['access_version']}", highlight=False)
+    if answer["store_error"]:
+        console.print(f"the store does not answer: {answer['store_error']}", style="red", highlight=False)
+    table = Table("router", "policy", "access", "refused")
+    for router in answer["routers"]:
+        versions = str(router["policy_version"]), str(router["access_version"])
+        table.add_row(router["router_id"][:12], *versions, router["error"])
+    console.print(table)
+
+
+def _policy(file: Path | None, url: str) -> SpeculationPolicy:
+    """A file's, as version 0, or the one in force."""
+    if file is not None:
+        return SpeculationPolicy.of(_read(file), 0)
+    answer = call("GET", url, "policy")
+    return SpeculationPolicy.of(parse_document(answer["text"]), answer["info"]["version"])
 
 
 def _check_text(*values: str | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 
 from cluster.config import ClusterConfig, ModelConfig, PoolConfig
+from cluster.control.access import ApiKey
 from cluster.control.document import parse_document
 from cluster.core.speculation import SpeculationLimits
 from cluster.messages import (
@@ -21,6 +22,7 @@ from cluster.messages import (
     TargetEvent,
     TokenDelta,
 )
+from cluster.router.access import Access
 from cluster.router.admission import Admission, PoolGuard
 from cluster.router.delivery import Delivery
 from cluster.router.observer import PolicyApplied, RouterObserver
@@ -53,7 +55,7 @@ GRPC_CONNECTORS = Connectors(
 class Router:
     """Owns the streams to every pool replica and the requests on them: an InferenceBackend. One event loop's.
 
-    `policy` may be replaced at any time, from the event loop: running requests follow it at once.
+    Policy and `access` may be replaced at any time, from the event loop: running requests follow the policy at once.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Router:
         self._limits = limits or RouterLimits()
         self.policy = PolicySource(default_policy(config))
         self.policy.on_change = self._follow_policy
+        self.access = Access(config.router.replicas, clock)
         self._context = FlowContext(
             self.policy, observer, clock, self._limits, _speculation_limits(config, self._limits)
         )
@@ -138,6 +141,10 @@ class Router:
         """Most tokens, prompt and output together, of one sequence. Raises RequestError(NOT_FOUND)."""
         return self._model(model).max_model_len
 
+    def key_holder(self, api_key: str | None) -> ApiKey | None:
+        """Whose key it is; None while requests need none. Raises RequestError(UNAUTHENTICATED)."""
+        return self.access.key_holder(api_key)
+
     def ready(self) -> bool:
         """Whether every model has a target replica that has reported for work."""
         return all(
@@ -156,11 +163,13 @@ class Router:
         delivery = Delivery(request, detokenizer, context.observer, context.clock)
         record = RequestRecord(request, delivery, context.observer)
         try:
-            await self._start(record, model)
-            while record.outcome is None:
-                delta = await delivery.next_delta()
-                record.note(delta)
-                yield delta
+            with self.access.admitted(request.tenant, len(request.prompt_token_ids)) as charge:
+                await self._start(record, model)
+                while record.outcome is None:
+                    delta = await delivery.next_delta()
+                    charge(len(delta.token_ids))
+                    record.note(delta)
+                    yield delta
         except RequestError as error:
             record.fail(error)
             raise

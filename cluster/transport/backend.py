@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from cluster.control.access import ApiKey
 from cluster.messages import GenerateRequest, TokenDelta
 from cluster.tokenizer import Tokenizer
 
@@ -22,6 +23,10 @@ class InferenceBackend(Protocol):
 
     def max_model_len(self, model: str) -> int:
         """Most tokens, prompt and output together, of one sequence. Raises RequestError(NOT_FOUND) likewise."""
+        ...
+
+    def key_holder(self, api_key: str | None) -> ApiKey | None:
+        """Whose key it is; None while requests need none. Raises RequestError(UNAUTHENTICATED) without a good one."""
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:

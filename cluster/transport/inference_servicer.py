@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NoReturn
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
-import grpc
-import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import Field
 
 from cluster.messages import (
-    ErrorKind,
     FinishReason,
     GenerateRequest,
     PolicyStamp,
-    RequestError,
     TokenDelta,
     TokenLogprobs,
 )
 from cluster.transport.backend import InferenceBackend
+from cluster.transport.caller import Caller, check_label
 from cluster.transport.generation import internal_errors, outputs
+from cluster.transport.grpc_errors import Context, call_metadata, ending_calls
 from cluster.transport.policy_headers import policy_headers
 from cluster.transport.prompts import ServedModel, served_model
 from cluster.transport.validation import (
     MAX_LOGPROBS,
-    Caller,
     GenerationFields,
     InvalidCode,
     InvalidRequest,
     StrictFields,
-    check_label,
     parse_values,
 )
 from protos.paceline.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -126,9 +121,10 @@ class InferenceServicer:
     ) -> inference_pb2.TokenizeResponse:
         """Token ids of a text or a conversation."""
         with internal_errors("Tokenize"):
-            Caller.from_headers(metadata)
+            backend = self._backend()
+            Caller.from_headers(metadata, backend.key_holder)
             fields = parse_values(TokenizeFields, message_values(request))
-            model = served_model(self._backend(), fields.model)
+            model = served_model(backend, fields.model)
             token_ids, _ = await _prompt_token_ids(model, fields)
             return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
@@ -137,21 +133,22 @@ async def _checked(
     backend: InferenceBackend, request: inference_pb2.GenerateRequest, metadata: Mapping[str, str]
 ) -> list[GenerateRequest]:
     """A request for each choice."""
+    caller = Caller.from_headers(metadata, backend.key_holder)
     fields = parse_values(GenerateFields, message_values(request))
-    caller = _caller(fields, metadata)
+    caller = _named(caller, fields)
     model = served_model(backend, fields.model)
     token_ids, param = await _prompt_token_ids(model, fields)
     return model.choices(f"gen-{uuid.uuid4().hex}", fields, token_ids, caller, param)
 
 
-def _caller(fields: GenerateFields, metadata: Mapping[str, str]) -> Caller:
+def _named(caller: Caller, fields: GenerateFields) -> Caller:
     """The message's own fields go before the metadata."""
-    caller = Caller.from_headers(metadata)
-    return replace(
-        caller.with_keys(fields.user, fields.session),
-        tenant=caller.tenant if fields.tenant is None else check_label(fields.tenant, "tenant"),
-        workload=caller.workload if fields.workload is None else check_label(fields.workload, "workload"),
-    )
+    caller = caller.with_keys(fields.user, fields.session)
+    if fields.tenant is not None:
+        caller = caller.of_tenant(check_label(fields.tenant, "tenant"))
+    if fields.workload is not None:
+        caller = replace(caller, workload=check_label(fields.workload, "workload"))
+    return caller
 
 
 async def _prompt_token_ids(model: ServedModel, fields: GenerateFields | TokenizeFields) -> tuple[tuple[int, ...], str]:
@@ -219,36 +216,7 @@ def policy_metadata(response: inference_pb2.GenerateResponse) -> tuple[tuple[str
     return tuple(policy_headers(PolicyStamp(policy.version, policy.variant, policy.reason)).items())
 
 
-# --- errors and the grpc.aio binding ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcStatus:
-    """How a failed call ends."""
-
-    code: grpc.StatusCode
-    details: str
-    trailing_metadata: tuple[tuple[str, str], ...] = ()
-
-
-_CODES = {
-    ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorKind.CONTEXT_LENGTH: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ErrorKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    ErrorKind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
-}
-
-
-def grpc_status(error: RequestError) -> GrpcStatus:
-    """The call's end; a time to wait travels as the trailing metadata `retry-after`, in whole seconds."""
-    trailing = () if error.retry_after_s is None else (("retry-after", str(max(1, math.ceil(error.retry_after_s)))),)
-    return GrpcStatus(_CODES[error.kind], error.message, trailing)
-
-
-Context = grpc.aio.ServicerContext[Message, Message]
+# --- the grpc.aio binding --------------------------------------------------------------------------------------------
 
 
 class GrpcInferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -260,29 +228,18 @@ class GrpcInferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        try:
-            async with aclosing(self._servicer.generate(request, _metadata(context))) as responses:
-                async for response in responses:
-                    if metadata := policy_metadata(response):
-                        context.set_trailing_metadata(metadata)
-                    yield response
-        except RequestError as error:
-            await _abort(context, error)
+        async with (
+            ending_calls(context),
+            aclosing(self._servicer.generate(request, call_metadata(context))) as responses,
+        ):
+            async for response in responses:
+                if metadata := policy_metadata(response):
+                    context.set_trailing_metadata(metadata)
+                yield response
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        try:
-            return await self._servicer.tokenize(request, _metadata(context))
-        except RequestError as error:
-            await _abort(context, error)
-
-
-def _metadata(context: Context) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-
-
-async def _abort(context: Context, error: RequestError) -> NoReturn:
-    status = grpc_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort raises")
+        async with ending_calls(context):
+            return await self._servicer.tokenize(request, call_metadata(context))
+        raise AssertionError("the call has ended")

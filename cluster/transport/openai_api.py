@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from cluster.messages import ErrorKind, GenerateRequest, RequestError
 from cluster.transport.backend import InferenceBackend
+from cluster.transport.caller import Caller
 from cluster.transport.connection import WhileConnected, read_body
 from cluster.transport.openai_answer import Generation
 from cluster.transport.openai_errors import error_response, http_error_response
@@ -26,7 +27,7 @@ from cluster.transport.openai_objects import (
 )
 from cluster.transport.openai_schema import ChatCompletionRequest, CompletionRequest, OpenAIFields, Prompt
 from cluster.transport.prompts import ServedModel, served_model
-from cluster.transport.validation import Caller, parse_json
+from cluster.transport.validation import parse_json
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -67,9 +68,10 @@ class OpenAIApi:
         self._created = int(time.time())
 
     async def chat_completions(self, request: Request) -> Response:
-        fields = parse_json(ChatCompletionRequest, await read_body(request, self._options.max_body_bytes))
-        caller = Caller.from_headers(request.headers).with_keys(fields.user)
         backend = self._backend()
+        caller = Caller.from_headers(request.headers, backend.key_holder)
+        fields = parse_json(ChatCompletionRequest, await read_body(request, self._options.max_body_bytes))
+        caller = caller.with_keys(fields.user)
         model = served_model(backend, fields.model)
         token_ids = await model.encode_chat(fields.conversation(), "messages")
         identity = _identity("chatcmpl", fields)
@@ -77,9 +79,10 @@ class OpenAIApi:
         return _respond(fields, ChatAnswer(identity, model.tokenizer), backend, submitted)
 
     async def completions(self, request: Request) -> Response:
-        fields = parse_json(CompletionRequest, await read_body(request, self._options.max_body_bytes))
-        caller = Caller.from_headers(request.headers).with_keys(fields.user)
         backend = self._backend()
+        caller = Caller.from_headers(request.headers, backend.key_holder)
+        fields = parse_json(CompletionRequest, await read_body(request, self._options.max_body_bytes))
+        caller = caller.with_keys(fields.user)
         model = served_model(backend, fields.model)
         identity = _identity("cmpl", fields)
         submitted, echoes = [], []
@@ -91,12 +94,16 @@ class OpenAIApi:
             echoes += [echo] * fields.num_choices
         return _respond(fields, CompletionAnswer(identity, model.tokenizer, echoes), backend, submitted)
 
-    async def list_models(self) -> Response:
-        data = [self._model(name) for name in self._backend().models()]
+    async def list_models(self, request: Request) -> Response:
+        backend = self._backend()
+        Caller.from_headers(request.headers, backend.key_holder)
+        data = [self._model(name) for name in backend.models()]
         return JSONResponse({"object": "list", "data": data})
 
-    async def get_model(self, name: str) -> Response:
-        return JSONResponse(self._model(served_model(self._backend(), name).name))
+    async def get_model(self, name: str, request: Request) -> Response:
+        backend = self._backend()
+        Caller.from_headers(request.headers, backend.key_holder)
+        return JSONResponse(self._model(served_model(backend, name).name))
 
     async def health(self) -> Response:
         ready = self._backend().ready()

@@ -21,7 +21,10 @@ class _Answer:
 _ANSWERS = {
     ErrorKind.INVALID: _Answer(400, "invalid_request_error", "invalid_value"),
     ErrorKind.CONTEXT_LENGTH: _Answer(400, "invalid_request_error", "context_length_exceeded"),
+    ErrorKind.UNAUTHENTICATED: _Answer(401, "authentication_error", "invalid_api_key"),
+    ErrorKind.FORBIDDEN: _Answer(403, "permission_error", "forbidden"),
     ErrorKind.NOT_FOUND: _Answer(404, "invalid_request_error", "model_not_found"),
+    ErrorKind.CONFLICT: _Answer(409, "conflict_error", "conflict"),
     ErrorKind.OVERLOADED: _Answer(429, "rate_limit_error", "rate_limit_exceeded"),
     ErrorKind.UNAVAILABLE: _Answer(503, "server_error", "unavailable"),
     ErrorKind.DEADLINE: _Answer(504, "timeout_error", "deadline_exceeded"),

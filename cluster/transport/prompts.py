@@ -7,17 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.core.keyed_noise import choice_seed
-from cluster.messages import ErrorKind, GenerateRequest, RequestError
+from cluster.messages import ErrorKind, GenerateRequest, RequestError, SpeculationOverride
 from cluster.tokenizer import Tokenizer, TokenizerError
 from cluster.transport.backend import InferenceBackend
-from cluster.transport.validation import (
-    Caller,
-    GenerationFields,
-    InvalidRequest,
-    check_against_output,
-    generate_request,
-    output_limit,
-)
+from cluster.transport.caller import Caller
+from cluster.transport.validation import GenerationFields, InvalidRequest, check_against_output, output_limit
 
 INLINE_CHARS = 4096  # encoding this much takes well under a millisecond; more is done in a thread
 
@@ -59,7 +53,7 @@ class ServedModel:
         """Raises RequestError(CONTEXT_LENGTH) when prompt and output do not fit the model, InvalidRequest otherwise."""
         max_tokens = output_limit(fields, len(token_ids), self.max_model_len, param)
         check_against_output(fields, max_tokens, self.tokenizer.vocab_size)
-        return generate_request(request_id, fields, token_ids, max_tokens, caller)
+        return _generate_request(request_id, fields, token_ids, max_tokens, caller)
 
     def choices(
         self, request_id: str, fields: GenerationFields, token_ids: tuple[int, ...], caller: Caller, param: str
@@ -72,6 +66,25 @@ class ServedModel:
 def _choice(first: GenerateRequest, index: int) -> GenerateRequest:
     sampling = replace(first.sampling, seed=choice_seed(first.sampling.seed, index))
     return replace(first, request_id=f"{first.request_id}.{index}", sampling=sampling)
+
+
+def _generate_request(
+    request_id: str, fields: GenerationFields, prompt_token_ids: tuple[int, ...], max_tokens: int, caller: Caller
+) -> GenerateRequest:
+    """Join what was checked into the value that the router keeps."""
+    return GenerateRequest(
+        request_id=request_id,
+        model=fields.model,
+        prompt_token_ids=prompt_token_ids,
+        sampling=fields.sampling(max_tokens),
+        tenant=caller.tenant,
+        workload=caller.workload,
+        user=caller.user,
+        session=caller.session,
+        key_label=caller.key_label,
+        deadline_s=fields.timeout_s,
+        speculation=SpeculationOverride() if fields.speculation is None else fields.speculation.override(),
+    )
 
 
 def served_model(backend: InferenceBackend, name: str) -> ServedModel:

@@ -1,17 +1,15 @@
 """The one place where a request's values are checked: everything behind it may rely on their ranges.
 
 HTTP and gRPC differ in how a request arrives; both parse it into a subclass of `GenerationFields`, which owns the
-ranges, and both build the `GenerateRequest` with `generate_request`.
+ranges, and what is checked becomes a `GenerateRequest` in `prompts.py`.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -20,7 +18,6 @@ from cluster.messages import (
     MAX_DRAFT_TOKENS,
     Drafter,
     ErrorKind,
-    GenerateRequest,
     RequestError,
     SamplingParams,
     SpeculationOverride,
@@ -35,13 +32,6 @@ MAX_PENALTY = 2.0
 REPETITION_PENALTIES = (0.01, 10.0)
 MAX_CHOICES = 8  # of one prompt
 MAX_TIMEOUT_S = 86_400.0
-TENANT_HEADER = "X-Paceline-Tenant"
-WORKLOAD_HEADER = "X-Paceline-Workload"
-USER_HEADER = "X-Paceline-User"
-SESSION_HEADER = "X-Paceline-Session"
-MAX_KEY_CHARS = 256  # of a user or a session
-
-_LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class InvalidCode(StrEnum):
@@ -220,65 +210,7 @@ def _path(location: Iterable[int | str]) -> str:
     return "".join(parts).removeprefix(".")
 
 
-# --- caller, context, request ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks, and for what kind of work. user and session keep the requests of one together in a gray release."""
-
-    tenant: str = "default"
-    workload: str = "default"
-    user: str | None = None
-    session: str | None = None
-    key_label: str | None = None
-
-    @classmethod
-    def from_headers(cls, headers: Mapping[str, str]) -> Self:
-        """From lower-case header or metadata names. Raises InvalidRequest naming the header."""
-        return cls(
-            _label(headers, TENANT_HEADER),
-            _label(headers, WORKLOAD_HEADER),
-            _header_key(headers, USER_HEADER),
-            _header_key(headers, SESSION_HEADER),
-        )
-
-    def with_keys(self, user: str | None = None, session: str | None = None) -> Self:
-        """What the body says goes before the headers. Raises InvalidRequest naming the field."""
-        return replace(
-            self,
-            user=check_key(user, "user") or self.user,
-            session=check_key(session, "session") or self.session,
-        )
-
-
-def _label(headers: Mapping[str, str], name: str) -> str:
-    value = headers.get(name.lower())
-    if value is None:
-        return "default"
-    return check_label(value, name)
-
-
-def check_label(value: str, param: str) -> str:
-    """A tenant or workload name. Raises InvalidRequest."""
-    if _LABEL.fullmatch(value) is None:
-        raise InvalidRequest(f"{param}: should be 1 to 64 letters, digits, dots, dashes or underscores", param)
-    return value
-
-
-def _header_key(headers: Mapping[str, str], name: str) -> str | None:
-    """Headers have no encoding that everybody agrees on, and a key must be the same everywhere: ASCII it is."""
-    value = headers.get(name.lower())
-    if value is not None and not (value.isascii() and value.isprintable()):
-        raise InvalidRequest(f"{name}: should have printable ASCII characters only", name)
-    return check_key(value, name)
-
-
-def check_key(value: str | None, param: str) -> str | None:
-    """A user's or session's name; an empty one is none. Raises InvalidRequest."""
-    if value is not None and len(value) > MAX_KEY_CHARS:
-        raise InvalidRequest(f"{param}: should have at most {MAX_KEY_CHARS} characters", param)
-    return value or None
+# --- context and request ---------------------------------------------------------------------------------------------
 
 
 def output_limit(fields: GenerationFields, prompt_len: int, max_model_len: int, param: str) -> int:
@@ -305,22 +237,3 @@ def check_against_output(fields: GenerationFields, max_tokens: int, vocab_size: 
         raise InvalidRequest(message, "min_tokens")
     if any(token_id >= vocab_size for token_id, _ in fields.logit_bias):
         raise InvalidRequest(f"logit_bias: token ids should be between 0 and {vocab_size - 1}", "logit_bias")
-
-
-def generate_request(
-    request_id: str, fields: GenerationFields, prompt_token_ids: tuple[int, ...], max_tokens: int, caller: Caller
-) -> GenerateRequest:
-    """Join what was checked into the value that the router keeps."""
-    return GenerateRequest(
-        request_id=request_id,
-        model=fields.model,
-        prompt_token_ids=prompt_token_ids,
-        sampling=fields.sampling(max_tokens),
-        tenant=caller.tenant,
-        workload=caller.workload,
-        user=caller.user,
-        session=caller.session,
-        key_label=caller.key_label,
-        deadline_s=fields.timeout_s,
-        speculation=SpeculationOverride() if fields.speculation is None else fields.speculation.override(),
-    )

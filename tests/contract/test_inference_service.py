@@ -9,7 +9,8 @@ import grpc.aio
 import pytest
 
 from cluster.messages import Drafter, ErrorKind, FinishReason, PolicyStamp, RequestError, SpeculationOverride
-from cluster.transport.inference_servicer import InferenceServicer, grpc_status
+from cluster.transport.grpc_errors import grpc_status
+from cluster.transport.inference_servicer import InferenceServicer
 from protos.paceline.v1 import common_pb2
 from protos.paceline.v1 import inference_pb2 as pb
 from tests.contract.grpc_server import inference_stub

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 MODEL = "smollm2-135m"
 START_TIMEOUT_S = 180.0
+ENVIRONMENT = os.environ | {"PACELINE_ADMIN_TOKEN": "the-admin-token"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Cluster:
 
     def router_metrics(self) -> str:
         return httpx.get(f"{self.url}/metrics", timeout=10).raise_for_status().text
+
+    def command(self, *arguments: str) -> str:
+        """What a `paceline` command against this cluster prints. Raises CalledProcessError if it fails."""
+        command = [str(Path(sys.executable).with_name("paceline")), *arguments, "--url", self.url]
+        return subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, text=True, timeout=60).stdout
 
     def kill_replica(self, deployment: str) -> None:
         """kill -9 the only replica of a deployment."""
@@ -126,11 +132,14 @@ def free_port() -> int:
 def serving(config: dict[str, Any], folder: Path) -> Iterator[Cluster]:
     """Run `paceline serve` on free ports until the context closes; its log is shown if it does not come up."""
     config["router"] = {**config.get("router", {}), "http_port": free_port(), "grpc_port": free_port()}
+    config["control"] = {"store": f"sqlite://{folder}/control.db"}
     path, log = folder / "paceline.yaml", folder / "serve.log"
     path.write_text(yaml.safe_dump(config))
     with log.open("w") as output:
         command = [str(Path(sys.executable).with_name("paceline")), "serve", "--config", str(path)]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=ENVIRONMENT
+        )
     cluster = Cluster(config["router"]["http_port"], config["router"]["grpc_port"], process.pid)
     try:
         wait_until(lambda: _is_up(cluster, process, log), START_TIMEOUT_S, "the cluster's start")

@@ -1,0 +1,87 @@
+"""Calls of the admin API, for the commands that administer."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from cluster.cli.common import die
+from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE
+
+TIMEOUT_S = 30.0
+
+ReasonOption = Annotated[str, typer.Option("--reason", "-m", help="Kept in the history.")]
+
+
+def token_file() -> Path:
+    """Where `paceline serve` keeps the token that it has made, for commands of the same user."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "paceline" / "admin-token"
+
+
+def ensure_token() -> Path | None:
+    """Set the environment's admin token for a cluster about to start: its own, else this user's, made if need be.
+
+    Gives the file that has it; None if it came from the environment.
+    """
+    if os.environ.get(ADMIN_TOKEN_VARIABLE):
+        return None
+    path = token_file()
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.touch(mode=0o600)
+        fresh.write_text(secrets.token_urlsafe(32))
+        fresh.replace(path)
+    os.environ[ADMIN_TOKEN_VARIABLE] = path.read_text().strip()
+    return path
+
+
+def author() -> str:
+    """Who is changing things, for the history."""
+    return getpass.getuser()
+
+
+def call(
+    method: str, url: str, path: str, body: dict[str, Any] | None = None, missing: Any = None, **params: Any
+) -> Any:
+    """One call of the admin API at a base URL; its answer. Ends the command with the server's message if it fails.
+
+    `missing`, if given, stands for what is not found.
+    """
+    query = {name: value for name, value in params.items() if value is not None}
+    headers = {"authorization": f"Bearer {_token()}"}
+    try:
+        response = httpx.request(
+            method, f"{url}/admin/v1/{path}", json=body, params=query, headers=headers, timeout=TIMEOUT_S
+        )
+    except httpx.HTTPError as error:
+        die(f"no Paceline answers at {url}: {error}")
+    if response.status_code == httpx.codes.NOT_FOUND and missing is not None:
+        return missing
+    if response.is_error:
+        die(_message(response))
+    return response.json()
+
+
+def _token() -> str:
+    token = os.environ.get(ADMIN_TOKEN_VARIABLE)
+    if token:
+        return token
+    try:
+        return token_file().read_text().strip()
+    except OSError:
+        die(f"no admin token: set {ADMIN_TOKEN_VARIABLE}")
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{response.request.url}: {response.status_code}"

@@ -1,0 +1,114 @@
+"""A client of the control service: the same interface that the service itself has, and a router's stream to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import grpc.aio
+
+from cluster.control.store import Change, Kind, Restore, Snapshot, VersionInfo
+from cluster.control.switch import SpeculationSwitch
+from cluster.transport import control_codec as codec
+from cluster.transport.admin_token import AUTHORIZATION
+from cluster.transport.control_backend import Acknowledgement, ControlStatus
+from cluster.transport.grpc_errors import request_error
+from cluster.transport.grpc_stream import channel_options
+from cluster.transport.protocol import StreamSettings
+from protos.paceline.v1 import control_pb2 as pb
+from protos.paceline.v1 import control_pb2_grpc
+
+CALL_TIMEOUT_S = 10.0
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+Answer = Callable[[Snapshot], Acknowledgement]
+
+
+class ControlClient:
+    """Owns a channel to one control service. A ControlBackend; every failed call raises RequestError."""
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=channel_options(StreamSettings()))
+        self._stub = control_pb2_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._metadata = () if token is None else ((AUTHORIZATION, f"Bearer {token}"),)
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+    async def get(self, kind: Kind, version: int | None = None) -> Snapshot:
+        request = pb.GetDocumentRequest(kind=codec.kind_to_wire(kind), version=version)
+        return codec.snapshot_from_wire(await self._call(self._stub.GetDocument, request))
+
+    async def apply(self, kind: Kind, change: Change, expected_version: int | None = None) -> Snapshot:
+        request = pb.ApplyDocumentRequest(
+            kind=codec.kind_to_wire(kind),
+            text=change.text,
+            author=change.author,
+            reason=change.reason,
+            expected_version=expected_version,
+        )
+        return codec.snapshot_from_wire(await self._call(self._stub.ApplyDocument, request))
+
+    async def roll_back(self, kind: Kind, restore: Restore) -> Snapshot:
+        request = pb.RollBackRequest(
+            kind=codec.kind_to_wire(kind), version=restore.version, author=restore.author, reason=restore.reason
+        )
+        return codec.snapshot_from_wire(await self._call(self._stub.RollBack, request))
+
+    async def switch_speculation(self, switch: SpeculationSwitch, author: str, reason: str) -> Snapshot:
+        request = codec.switch_to_wire(switch, author, reason)
+        return codec.snapshot_from_wire(await self._call(self._stub.SwitchSpeculation, request))
+
+    async def history(self, kind: Kind, limit: int, before: int | None = None) -> tuple[VersionInfo, ...]:
+        request = pb.ListVersionsRequest(kind=codec.kind_to_wire(kind), limit=limit, before=before)
+        response = await self._call(self._stub.ListVersions, request)
+        return tuple(map(codec.version_from_wire, response.versions))
+
+    async def status(self) -> ControlStatus:
+        return codec.status_from_wire(await self._call(self._stub.GetStatus, pb.GetStatusRequest()))
+
+    async def watch(self, kind: Kind, after_version: int = 0) -> AsyncGenerator[Snapshot, None]:
+        request = pb.WatchRequest(kind=codec.kind_to_wire(kind), after_version=after_version)
+        call = self._stub.Watch(request, metadata=self._metadata)
+        try:
+            async for document in call:
+                yield codec.snapshot_from_wire(document)
+        except grpc.aio.AioRpcError as error:
+            raise request_error(error) from error
+        finally:
+            call.cancel()
+
+    async def follow(self, router_id: str, answer: Answer, on_connected: Callable[[], None]) -> None:
+        """A router's stream: give each document to `answer` and send back what it returns, until the stream ends.
+
+        Raises RequestError when it breaks; returns when the service ends it.
+        """
+        reports: asyncio.Queue[pb.RouterReport] = asyncio.Queue()
+        reports.put_nowait(pb.RouterReport(router_id=router_id))
+        call = self._stub.Connect(_drain(reports), metadata=self._metadata)
+        try:
+            await call.initial_metadata()
+            if not call.done():
+                on_connected()
+            async for update in call:
+                answers = [codec.acknowledgement_to_wire(answer(codec.snapshot_from_wire(d))) for d in update.documents]
+                reports.put_nowait(pb.RouterReport(acknowledgements=answers))
+        except grpc.aio.AioRpcError as error:
+            raise request_error(error) from error
+        finally:
+            call.cancel()
+
+    async def _call(self, method: Callable[..., Awaitable[Reply]], request: Request) -> Reply:
+        try:
+            return await method(request, metadata=self._metadata, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise request_error(error) from error
+
+
+async def _drain(reports: asyncio.Queue[pb.RouterReport]) -> AsyncIterator[pb.RouterReport]:
+    while True:
+        yield await reports.get()

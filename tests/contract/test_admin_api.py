@@ -1,0 +1,101 @@
+"""The admin API over HTTP, on a control service behind a real gRPC port: what a router passes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from cluster.transport.admin_api import create_admin_app
+from cluster.transport.admin_token import AdminToken
+from cluster.transport.control_client import ControlClient
+from tests.control_server import TOKEN, control_server
+
+pytestmark = pytest.mark.contract
+
+TEXT = "schema: paceline.policy/v1\nsalt: one\n"
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    async with control_server(tmp_path / "control.db") as server:
+        client = ControlClient(server.address, TOKEN)
+        transport = httpx2.ASGITransport(create_admin_app(lambda: client, AdminToken(TOKEN)))
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test", headers=headers) as http:
+            yield http
+        await client.close()
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"author": "ann", "reason": "because", **fields}
+
+
+async def test_a_document_goes_through_its_life(admin: httpx2.AsyncClient) -> None:
+    applied = await admin.put("/policy", json=body(text=TEXT))
+    assert applied.status_code == 200
+    assert applied.json()["info"]["version"] == 1
+    switched = await admin.post("/speculation", json=body(enabled=False, tenant="acme"))
+    assert "acme" in switched.json()["text"]
+    assert (await admin.get("/policy")).json() == switched.json()
+    assert (await admin.get("/policy/versions/1")).json()["text"] == TEXT
+    assert (await admin.post("/policy/rollback", json=body(version=1))).json()["info"]["restores"] == 1
+    versions = (await admin.get("/policy/versions", params={"limit": 2})).json()
+    assert [info["version"] for info in versions] == [3, 2]
+    assert versions[0]["author"] == "ann"
+    status = (await admin.get("/status")).json()
+    assert (status["policy_version"], status["access_version"], status["routers"]) == (3, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "json", "status", "word"),
+    [
+        ("GET", "/policy", None, 404, "no policy document"),
+        ("GET", "/policy/versions/9", None, 404, "9"),
+        ("GET", "/nothing", None, 400, "kind"),
+        ("GET", "/policy/versions?limit=0", None, 400, "limit"),
+        ("GET", "/policy/versions/x", None, 400, "version"),
+        ("PUT", "/policy", {"text": "schema: x"}, 400, "author"),
+        ("PUT", "/policy", body(text="schema: x"), 400, "schema"),
+        ("PUT", "/policy", body(text=TEXT, extra=1), 400, "extra"),
+        ("PUT", "/policy", body(text=TEXT + "#" * 300_000), 400, "bytes"),
+        ("PUT", "/policy", body(text=TEXT, expected_version=4), 409, "not at 4"),
+        ("PUT", "/policy", body(text=TEXT, author="a" * 200), 400, "author"),
+        ("PUT", "/access", body(text="schema: paceline.access/v1\nkeys: [{label: l}]"), 400, "keys[0].tenant"),
+        ("POST", "/speculation", body(enabled=True, percent=101), 400, "percent"),
+        ("POST", "/speculation", body(enabled=False, percent=5), 400, "percent"),
+        ("POST", "/policy/rollback", body(version=3), 404, "3"),
+    ],
+)
+async def test_bad_input_names_the_field_and_changes_nothing(
+    admin: httpx2.AsyncClient, method: str, path: str, json: Any, status: int, word: str
+) -> None:
+    answer = await admin.request(method, path, json=json)
+    assert answer.status_code == status
+    assert word in answer.json()["error"]["message"]
+    assert (await admin.get("/status")).json()["policy_version"] == 0
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", f"Basic {TOKEN}", TOKEN])
+async def test_nothing_is_said_without_the_token(admin: httpx2.AsyncClient, authorization: str | None) -> None:
+    del admin.headers["authorization"]
+    headers = {} if authorization is None else {"authorization": authorization}
+    for method, path in (("GET", "/policy"), ("PUT", "/policy"), ("GET", "/status"), ("POST", "/speculation")):
+        answer = await admin.request(method, path, json=body(text=TEXT, enabled=True), headers=headers)
+        assert answer.status_code == 401
+
+
+async def test_the_api_is_described(admin: httpx2.AsyncClient) -> None:
+    described = (await admin.get("/openapi.json")).json()
+    assert set(described["paths"]) == {
+        "/status",
+        "/speculation",
+        "/{kind}",
+        "/{kind}/versions",
+        "/{kind}/versions/{version}",
+        "/{kind}/rollback",
+    }
+    assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"

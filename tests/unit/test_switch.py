@@ -1,0 +1,103 @@
+"""What `speculation on` and `speculation off` make of a policy document."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.control.document import SCHEMA, DocumentError, PolicyDocument, parse_document
+from cluster.control.policy import Decision, PolicyContext, Reason, SpeculationPolicy, evaluate
+from cluster.control.switch import SpeculationSwitch, as_yaml, switched
+
+pytestmark = pytest.mark.unit
+
+EMPTY = parse_document({"schema": SCHEMA})
+OFF_BY_DEFAULT = parse_document({"schema": SCHEMA, "default": {"enabled": False}})
+
+names = st.sampled_from([None, "a", "b"])
+switches = st.builds(SpeculationSwitch, st.booleans(), names, names, names)
+
+
+def decide(
+    document: PolicyDocument, model: str = "a", tenant: str = "a", version: str = "a", user: str = "u"
+) -> Decision:
+    context = PolicyContext(model, tenant, draft_version=version, user=user)
+    return evaluate(SpeculationPolicy.of(document, 1), context)
+
+
+def test_off_for_everything_is_the_kill_switch() -> None:
+    off = switched(EMPTY, SpeculationSwitch(False))
+    assert decide(off).reason is Reason.KILLED
+    assert switched(off, SpeculationSwitch(True)) == EMPTY
+
+
+@pytest.mark.parametrize("dimension", ["model", "tenant", "draft_version"])
+def test_off_for_one_name_leaves_the_others(dimension: str) -> None:
+    switch = SpeculationSwitch(False, **{dimension: "a"})  # type: ignore[arg-type]
+    off = switched(EMPTY, switch)
+    assert not decide(off).speculate
+    assert decide(off, "b", "b", "b").speculate
+    assert switched(off, SpeculationSwitch(True, **{dimension: "a"})) == EMPTY  # type: ignore[arg-type]
+
+
+def test_off_for_a_combination_leaves_its_parts() -> None:
+    off = switched(EMPTY, SpeculationSwitch(False, model="a", tenant="a"))
+    assert not decide(off, "a", "a").speculate
+    assert decide(off, "a", "b").speculate
+    assert decide(off, "b", "a").speculate
+    assert switched(off, SpeculationSwitch(True, model="a", tenant="a")) == EMPTY
+
+
+def test_on_where_the_default_is_off_makes_a_rule() -> None:
+    on = switched(OFF_BY_DEFAULT, SpeculationSwitch(True, tenant="a"))
+    assert decide(on, tenant="a").speculate
+    assert not decide(on, tenant="b").speculate
+
+
+def test_a_percentage_turns_on_that_share_and_turns_off_the_rest() -> None:
+    document = switched(EMPTY, SpeculationSwitch(True, tenant="a", percent=25))
+    decisions = [decide(document, user=f"user-{number}") for number in range(4000)]
+    assert 0.22 < sum(decision.speculate for decision in decisions) / len(decisions) < 0.28
+    assert decide(document, tenant="b").speculate
+
+
+def test_a_later_percentage_replaces_the_earlier_one_and_moves_nobody_out() -> None:
+    document = switched(EMPTY, SpeculationSwitch(True, percent=10))
+    wider = switched(document, SpeculationSwitch(True, percent=50))
+    assert len(wider.rules) == 1
+    for number in range(500):
+        user = f"user-{number}"
+        assert decide(wider, user=user).speculate or not decide(document, user=user).speculate
+
+
+def test_on_says_what_keeps_it_off() -> None:
+    off = switched(EMPTY, SpeculationSwitch(False))
+    with pytest.raises(DocumentError, match=r"kill\.all"):
+        switched(off, SpeculationSwitch(True, tenant="a"))
+    off = switched(EMPTY, SpeculationSwitch(False, model="a"))
+    with pytest.raises(DocumentError, match=r"kill\.models"):
+        switched(off, SpeculationSwitch(True, model="a", tenant="a"))
+
+
+def test_off_has_no_percentage() -> None:
+    with pytest.raises(DocumentError, match="percent"):
+        switched(EMPTY, SpeculationSwitch(False, percent=10))
+
+
+@given(st.lists(switches, max_size=6), switches)
+def test_the_last_switch_is_obeyed_or_refused(before: list[SpeculationSwitch], last: SpeculationSwitch) -> None:
+    document = EMPTY
+    for switch in (*before, last):
+        refused = False
+        try:
+            document = switched(document, switch)
+        except DocumentError:
+            refused = True
+    if not refused:
+        decision = decide(document, last.model or "c", last.tenant or "c", last.draft_version or "c")
+        if not last.enabled:
+            assert not decision.speculate
+        elif len(last.names) <= 1:  # a deny of a combination can only be meant by all of its names
+            assert decision.speculate
+    assert parse_document(as_yaml(document)) == document

@@ -1,0 +1,42 @@
+"""The measurements of scheduling run, on a few short requests; how fast is no condition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from rich.progress import Progress
+
+from cluster.config import DType
+from load_tests import fairness, long_prompt, preemption
+from load_tests.timed_streams import connected
+
+pytestmark = pytest.mark.integration
+
+KV_BLOCKS = 8  # of 16 tokens; a sequence needs up to 5
+
+
+async def test_short_kv_preempts_and_changes_no_token(demo_model_dir: Path) -> None:
+    arms = await preemption.measure(preemption.Workload(8, 8, 30, 40), KV_BLOCKS, Progress(disable=True))
+    assert [(arm.speculation, arm.differing) for arm in arms] == [(False, 0), (True, 0), (False, 0), (True, 0)]
+    assert len({arm.tokens for arm in arms}) == 1
+    assert all(arm.preemptions > 0 for arm in arms if arm.kv_blocks == KV_BLOCKS)
+    assert all(arm.free_blocks == arm.kv_blocks for arm in arms)
+    assert preemption.is_good(arms, KV_BLOCKS)
+
+
+async def test_streams_go_on_while_a_long_prompt_is_read(demo_model_dir: Path) -> None:
+    async with connected(None, long_prompt.served_model(400, DType.BFLOAT16)) as client:
+        run = await long_prompt.measure(client, 400, 2, parts_before=24, speculate=False, random=Random(0))
+    assert run.num_parts_during >= 2
+    assert run.max_to_median >= run.median_itl_during_ms / run.median_itl_ms > 0
+    assert len(long_prompt.ratios([run])) == 4
+
+
+async def test_a_quiet_tenant_is_served_beside_a_loud_one(demo_model_dir: Path) -> None:
+    load = fairness.Load(quiet_clients=1, loud_clients=4, prompt_tokens=8, max_tokens=4, requests=3)
+    (pair,) = await fairness.run_all(None, load, 1, DType.BFLOAT16, max_num_seqs=4)
+    assert 0 < pair.alone_p50_ms <= pair.alone_p95_ms
+    assert pair.loud_requests > 0
+    assert set(fairness.ratios([pair])) == {"P95 TTFT beside / alone", "median TTFT beside / alone"}

@@ -40,7 +40,7 @@ class Scheduler:
         self._draft_length = draft_length
         self._hold = HoldPolicy(config.hold, config.max_hold_s, draft_length)
         self._sequences: dict[str, Sequence] = {}
-        self._shares = TenantShares(max_lead=config.max_model_len)
+        self._shares = TenantShares(max_lead=4 * config.max_num_batched_tokens)
         self._waiting = WaitingLine(self._shares)
         self._running = SequenceQueue()
         self._prefill = PrefillBudget(config.prefill_stretch, draft_length)

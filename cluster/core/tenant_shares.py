@@ -14,14 +14,13 @@ class _Share:
 class TenantShares:
     """Owns the tokens computed for each tenant that has sequences here; one without any is forgotten.
 
-    Only differences between tenants mean anything. A tenant that comes to wait starts level with the last one served,
-    and at most `max_lead` tokens ahead of whoever has had most: being away earns nothing.
+    Only differences between tenants mean anything. A tenant that comes to wait is at most `max_lead` tokens ahead of
+    whoever has had most, however long it was away or ran little: as much of a burst goes before others' backlog.
     """
 
     def __init__(self, max_lead: int) -> None:
         self._max_lead = max_lead
         self._shares: dict[str, _Share] = {}
-        self._level = 0  # what the tenant that was served last had had by then
 
     def __len__(self) -> int:
         return len(self._shares)
@@ -45,12 +44,7 @@ class TenantShares:
         """The tenant, with nothing waiting until now, wants service."""
         share = self._shares[tenant]
         most = max(other.num_served for other in self._shares.values())
-        share.num_served = max(share.num_served, self._level, most - self._max_lead)
-
-    def start(self, tenant: str, num_tokens: int) -> None:
-        """A waiting sequence of the tenant starts, which costs `num_tokens`."""
-        self._level = max(self._level, self.served(tenant))
-        self.charge(tenant, num_tokens)
+        share.num_served = max(share.num_served, most - self._max_lead)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         self._shares[tenant].num_served += num_tokens

@@ -48,7 +48,7 @@ class WaitingLine:
         sequence.is_aged |= sequence is not self._fairest()
         self._num_starts += 1
         is_new = sequence.status is not SequenceStatus.PREEMPTED
-        self._shares.start(sequence.request.tenant, sequence.num_uncomputed_tokens if is_new else 0)
+        self._shares.charge(sequence.request.tenant, sequence.num_uncomputed_tokens if is_new else 0)
         self.remove(sequence)
 
     def remove(self, sequence: Sequence) -> None:

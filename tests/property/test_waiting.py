@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.core.admission import make_sequence
 from cluster.core.block_pool import BlockPool
 from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
-from cluster.core.waiting_line import AGING_INTERVAL
+from cluster.core.tenant_shares import TenantShares
+from cluster.core.waiting_line import AGING_INTERVAL, in_order_of_keeping
 from cluster.messages import Commit, DraftLengthMode, HoldMode, Submit
 from tests.fakes import ToyModel, ToyRunner, sampling
 
@@ -85,6 +87,34 @@ def test_a_sequence_starts_after_a_bounded_number_of_others_whatever_keeps_comin
         replica.step()
         assert len(replica.started) <= bound + max_num_seqs
         assert replica.num_computed <= (bound + max_num_seqs) * MAX_LEN
+
+
+@given(
+    shapes=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-2, 2), st.booleans()), min_size=1, max_size=8),
+    served=st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_size=2, max_size=6),
+)
+def test_one_running_sequence_never_gives_way_however_shares_change_until_it_ends(
+    shapes: list[tuple[str, int, bool]], served: list[list[int]]
+) -> None:
+    shares = TenantShares(max_lead=100)
+    running = []
+    for number, (tenant, priority, is_aged) in enumerate(shapes):
+        submit = request(f"r{number}", 1, 1, tenant, priority)
+        sequence = make_sequence(submit, SchedulerConfig(8, 16, MAX_LEN, 8, vocab_size=50), number, 0.0)
+        sequence.is_aged = is_aged
+        shares.enter(tenant)
+        running.append(sequence)
+    kept = set()
+    for tokens in served:
+        for tenant, num_tokens in zip("abc", tokens, strict=True):
+            if any(tenant == other for other, _, _ in shapes):
+                shares.charge(tenant, num_tokens)
+        ordered = in_order_of_keeping(running, shares)
+        assert sorted(ordered, key=lambda sequence: sequence.arrival) == running
+        kept.add(ordered[0].request_id)
+        victims = [(not item.is_aged, item.request.priority) for item in ordered[1:]]
+        assert victims == sorted(victims), "lower priorities give way first"
+    assert len(kept) == 1
 
 
 @given(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import httpx
@@ -75,12 +76,13 @@ class LocalClient:
 class HttpClient:
     """Asks the OpenAI-compatible API of a running system."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: httpx.AsyncClient, model: str = MODEL) -> None:
         self._http = http
+        self._model = model
 
     async def stream(self, ask: Ask) -> AsyncGenerator[None, None]:
         body = {
-            "model": MODEL,
+            "model": self._model,
             "prompt": list(ask.prompt_token_ids),
             "max_tokens": ask.max_tokens,
             "temperature": 0,
@@ -93,8 +95,15 @@ class HttpClient:
             if response.is_error:
                 raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
             async for line in response.aiter_lines():
-                if line.startswith("data: {"):
+                if line.startswith("data: {") and _has_tokens(json.loads(line.removeprefix("data: "))):
                     yield
+
+
+def _has_tokens(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk is a part of the output: not just the usage, or the end. Raises RuntimeError for an error."""
+    if "error" in chunk:
+        raise RuntimeError(str(chunk["error"]))
+    return any(choice["text"] or choice["finish_reason"] is None for choice in chunk["choices"])
 
 
 @asynccontextmanager

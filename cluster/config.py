@@ -47,6 +47,7 @@ class PoolConfig(_Frozen):
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
     kv_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3
     kv_blocks: Annotated[int, Field(ge=1)] | None = Field(default=None, description="overrides kv_memory_fraction")
+    prefix_cache: bool = True
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 64
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 512
     max_queued: Annotated[int, Field(ge=0)] = 1024

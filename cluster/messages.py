@@ -250,6 +250,7 @@ class Commit:
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     timings: StepTimings = field(default_factory=StepTimings)
+    num_cached_tokens: int = 0  # of the prompt, whose KV was there; on the first commit of a request only
 
 
 class RefusalReason(StrEnum):
@@ -347,6 +348,7 @@ class GenerationStats:
     num_steps: int = 0  # target steps that committed tokens
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt: their KV was in the first target replica's prefix cache
     num_resumes: int = 0  # moves to another target replica
     fallbacks: tuple[str, ...] = ()  # causes, in order
     policy: PolicyStamp | None = None  # the latest decision; None before the first

@@ -70,10 +70,12 @@ def target_pool(
     clock: Callable[[], float] | None = None,
     max_hold_s: float = 100.0,
     runner: ToyRunner | None = None,
+    prefix_cache: bool = True,
     **limits: int,
 ) -> Pool:
     runner = runner or ToyRunner(BLOCK_SIZE)
-    kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE)
+    kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, prefix_cache)
+    runner.may_write = lambda block_id: block_id not in kv.pool.cache
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_queued": 100, "max_model_len": MAX_LEN}
     config = SchedulerConfig(
         **{**defaults, **limits},
@@ -94,10 +96,12 @@ def draft_pool(
     num_blocks: int = 256,
     clock: Callable[[], float] | None = None,
     runner: ToyRunner | None = None,
+    prefix_cache: bool = True,
     **limits: int,
 ) -> Pool:
     runner = runner or ToyRunner(BLOCK_SIZE, ToyModel(agreement=agreement))
-    kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE)
+    kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, prefix_cache)
+    runner.may_write = lambda block_id: block_id not in kv.pool.cache
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_sessions": 64, "max_model_len": MAX_LEN}
     config = DraftSchedulerConfig(**{**defaults, **limits}, vocab_size=runner.model.vocab_size, eos_token_ids=EOS)
     engine = DraftEngine(runner, kv, config, **({} if clock is None else {"clock": clock}))

@@ -6,6 +6,7 @@ of K. Commands are taken between steps, so a commit overtakes a draft that it ma
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cluster.core.draft_session import CommitOutcome, DraftSession
@@ -76,6 +77,7 @@ class DraftScheduler:
             peak_used_blocks=pool.peak_used,
             num_preemptions=self._sessions.num_evicted,
             num_stale_blocks=self._num_stale,
+            prefix_cache=self._sessions.kv.prefix_stats(),
         )
 
     # --- commands ----------------------------------------------------------------------------------------------------
@@ -162,6 +164,7 @@ class DraftScheduler:
             self._sessions.refuse(session, RefusalReason.TOO_LONG, f"the draft model reads {limit} tokens")
             return
         self._sessions.kv.truncate(session.request_id, session.num_tokens)
+        self._sessions.prefixes.publish(session)
         self._ship(session, now)
 
     def _can_read(self, token_ids: tuple[int, ...]) -> bool:
@@ -176,7 +179,7 @@ class DraftScheduler:
         short, long = self._by_length()
         # Drafting goes first, but leaves a quarter of the rows and one place to prompts, so that reading never stops.
         drafting = self._fill((), short, budget - budget // 4 if long else budget, max(1, max_seqs - bool(long)), now)
-        return SchedulerOutput(self._fill(drafting, long, budget, max_seqs, now))
+        return SchedulerOutput(self._fill(drafting, self._sessions.prefixes.ready(long), budget, max_seqs, now))
 
     def apply(self, step: SchedulerOutput, output: StepOutput, now: float, step_s: float) -> StepStats:
         """Take in what a step computed and sampled, and ship the blocks that are now complete."""
@@ -201,7 +204,9 @@ class DraftScheduler:
         session.advance(len(item.token_ids))
         if item.request_id in output.failed:
             self._sessions.refuse(session, RefusalReason.INTERNAL, output.failed[item.request_id])
-        elif item.num_samples:
+            return
+        self._sessions.prefixes.publish(session)
+        if item.num_samples:
             session.add_guess(output.samples[item.request_id].token_ids[0])
             self._ship(session, now)
 
@@ -222,7 +227,7 @@ class DraftScheduler:
     def _fill(
         self,
         scheduled: tuple[ScheduledSequence, ...],
-        sessions: list[DraftSession],
+        sessions: Iterable[DraftSession],
         budget: int,
         max_seqs: int,
         now: float,
@@ -233,8 +238,8 @@ class DraftScheduler:
         for session in sessions:
             if num_left <= 0 or len(chosen) >= max_seqs:
                 break
-            rows = session.pending_rows(num_left)
-            if self._sessions.make_room(session, session.num_computed_tokens + len(rows), chosen, now):
+            rows = session.pending_rows(num_left)  # none if all that was pending has come out of the prefix cache
+            if rows and self._sessions.make_room(session, session.num_computed_tokens + len(rows), chosen, now):
                 chosen[session.request_id] = self._rows_of(session, rows)
                 num_left -= len(rows)
         return tuple(chosen.values())

@@ -14,6 +14,7 @@ from dataclasses import replace
 from enum import Enum
 
 from cluster.core.logit_history import logit_history
+from cluster.core.prefix_cache import TokenChain
 from cluster.core.step import SamplingHistory
 from cluster.messages import MAX_DRAFT_TOKENS, Committed, DraftBlock, Open
 
@@ -30,8 +31,8 @@ class DraftSession:
     """Owns what is committed for one request, what is guessed after it, and how much of both has valid KV."""
 
     __slots__ = (
-        "_history", "_stop_token_ids", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens", "num_owed",
-        "request_id", "sampling", "token_ids",
+        "_history", "_stop_token_ids", "chain", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens",
+        "num_owed", "request_id", "sampling", "token_ids",
     )  # fmt: skip
 
     def __init__(self, message: Open, max_len: int, eos_token_ids: frozenset[int], now: float) -> None:
@@ -41,6 +42,7 @@ class DraftSession:
         self.epoch = message.epoch
         self.sampling = replace(sampling, num_logprobs=None)  # guesses need no log-probabilities
         self.token_ids = list(message.token_ids)
+        self.chain = TokenChain(message.tenant, self.token_ids)
         self.guesses: list[int] = []
         self.num_computed_tokens = 0
         self.max_len = max_len
@@ -96,6 +98,10 @@ class DraftSession:
     def advance(self, num_rows: int) -> None:
         """Record that the next `num_rows` pending tokens now have KV."""
         self.num_computed_tokens += num_rows
+
+    def skip_to(self, num_tokens: int) -> None:
+        """KV for the first `num_tokens` committed tokens was cached."""
+        self.num_computed_tokens = num_tokens
 
     def add_guess(self, token_id: int) -> None:
         """Append a guess sampled from the last token's row."""

@@ -89,6 +89,15 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixCacheStats:
+    """What a replica's prefix cache holds now, and what came of it since it was made."""
+
+    num_blocks: int = 0  # in use or idle
+    num_query_tokens: int = 0  # of sequences when they were admitted, once per admission
+    num_hit_tokens: int = 0  # of those, tokens whose KV was there
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """A scheduler's occupancy at one moment, and its counters since it was made."""
 
@@ -100,6 +109,7 @@ class SchedulerStats:
     num_preemptions: int = 0
     num_stale_blocks: int = 0  # draft blocks whose stamp or shape no longer fitted
     holds: Mapping[str, int] = field(default_factory=dict)  # by outcome: arrived, declined, expired, not_worth
+    prefix_cache: PrefixCacheStats = PrefixCacheStats()
 
     @property
     def num_free_blocks(self) -> int:

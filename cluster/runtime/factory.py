@@ -73,8 +73,11 @@ def target_engine(runner: ModelRunner, pool: PoolConfig, speculation: Speculatio
         max_hold_s=speculation.max_hold_ms / 1000,
     )
     lengths = DraftLengthConfig(speculation.draft_length)
-    kv = KVCacheManager(BlockPool(runner.num_blocks), pool.block_size)
-    return Engine(Scheduler(config, kv, DraftLengthController(lengths)), runner)
+    return Engine(Scheduler(config, _kv_cache(runner, pool), DraftLengthController(lengths)), runner)
+
+
+def _kv_cache(runner: ModelRunner, pool: PoolConfig) -> KVCacheManager:
+    return KVCacheManager(BlockPool(runner.num_blocks), pool.block_size, pool.prefix_cache)
 
 
 def _max_model_len(runner: ModelRunner, pool: PoolConfig) -> int:
@@ -100,4 +103,4 @@ def draft_engine(runner: ModelRunner, pool: PoolConfig) -> DraftEngine:
         vocab_size=runner.vocab_size,
         eos_token_ids=runner.eos_token_ids,
     )
-    return DraftEngine(runner, KVCacheManager(BlockPool(runner.num_blocks), pool.block_size), config)
+    return DraftEngine(runner, _kv_cache(runner, pool), config)

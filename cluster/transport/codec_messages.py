@@ -165,6 +165,7 @@ def put_commit(message: Commit) -> target_pb2.Commit:
             round_trip_s=timings.round_trip_s,
             draft_time_s=timings.draft_time_s,
         ),
+        num_cached_tokens=message.num_cached_tokens,
     )
 
 
@@ -179,6 +180,7 @@ def get_commit(body: target_pb2.Commit) -> Commit:
         finish_reason=_get_finish_reason(body.finish_reason),
         logprobs=tuple(_get_logprobs(entry) for entry in body.logprobs) or None,
         timings=_get_timings(body.timings),
+        num_cached_tokens=body.num_cached_tokens,
     )
     limits.check_commit(message)
     return message

@@ -193,6 +193,7 @@ def _logprobs(item: TokenLogprobs) -> common_pb2.TokenLogprobs:
 def _usage(request: GenerateRequest, delta: TokenDelta, completion_tokens: int) -> inference_pb2.Usage:
     usage = inference_pb2.Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=completion_tokens)
     if delta.stats is not None:
+        usage.cached_tokens = delta.stats.num_cached_tokens
         usage.num_steps = delta.stats.num_steps
         usage.num_draft_tokens = delta.stats.num_draft_tokens
         usage.num_accepted_tokens = delta.stats.num_accepted_tokens

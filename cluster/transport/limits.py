@@ -86,6 +86,7 @@ def check_commit(message: Commit) -> None:
     _count("next_draft_len", message.next_draft_len, MAX_DRAFT_TOKENS)
     _count("num_draft_tokens", message.num_draft_tokens, MAX_DRAFT_TOKENS)
     _count("num_accepted_tokens", message.num_accepted_tokens, message.num_draft_tokens)
+    _count("num_cached_tokens", message.num_cached_tokens, message.base_len)
     _timings(message.timings)
     if message.logprobs is not None:
         _logprobs(message.logprobs, len(message.token_ids))

@@ -117,9 +117,10 @@ def commits(draw: st.DrawFn) -> Commit:
     tokens = draw(token_ids(limits.MAX_COMMIT_TOKENS))
     num_draft = draw(draft_lens)
     with_logprobs = bool(tokens) and draw(st.booleans())
+    base_len = draw(counts)
     return Commit(
         request_id=draw(names),
-        base_len=draw(counts),
+        base_len=base_len,
         token_ids=tokens,
         next_draft_len=draw(draft_lens),
         num_draft_tokens=num_draft,
@@ -127,6 +128,7 @@ def commits(draw: st.DrawFn) -> Commit:
         finish_reason=draw(st.none() | st.sampled_from(FinishReason)),
         logprobs=tuple(draw(entries) for _ in tokens) if with_logprobs else None,
         timings=draw(st.builds(StepTimings, seconds, seconds, seconds, seconds, seconds)),
+        num_cached_tokens=draw(st.integers(0, base_len)),
     )
 
 

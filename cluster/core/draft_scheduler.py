@@ -6,7 +6,6 @@ of K. Commands are taken between steps, so a commit overtakes a draft that it ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cluster.core.draft_session import CommitOutcome, DraftSession
@@ -227,7 +226,7 @@ class DraftScheduler:
     def _fill(
         self,
         scheduled: tuple[ScheduledSequence, ...],
-        sessions: Iterable[DraftSession],
+        sessions: list[DraftSession],
         budget: int,
         max_seqs: int,
         now: float,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from cluster.core.kv_cache import KVCacheManager
@@ -48,21 +48,23 @@ class PrefixSharing:
         num_tokens = min(len(sequence.chain), sequence.num_computed_tokens)
         self._kv.publish(sequence.request_id, num_tokens)
 
-    def ready(self, sequences: Iterable[SharerT]) -> Iterator[SharerT]:
+    def ready(self, sequences: Sequence[SharerT]) -> list[SharerT]:
         """Those that are to prefill in the next step, in order.
 
-        Each first catches up with what others have published. One whose next block is being computed in this very
-        step by one before it sits the step out: it will find the block afterwards, or compute it if the other has
-        gone. The first of them always runs, so a wait ends with the prefix that they share.
+        All first catch up with what others have published. One whose next block is being computed in this very step
+        by one before it sits the step out: it will find the block afterwards, or compute it if the other has gone. The
+        first of them always runs, so a wait ends with the prefix that they share.
         """
         under_way: set[bytes] = set()
+        ready = []
         for sequence in sequences:
             self._catch_up(sequence)
             block = self._kv.next_block(sequence.chain, sequence.num_computed_tokens)
             if block is None or block.key not in under_way:
-                yield sequence
+                ready.append(sequence)
             if block is not None:
                 under_way.add(block.key)
+        return ready
 
     def _catch_up(self, sequence: SharesPrefix) -> None:
         num_tokens = self._kv.catch_up(sequence.request_id, sequence.num_computed_tokens)

@@ -194,9 +194,10 @@ class Scheduler:
                 continue
             sequence.in_step = False
             sequence.num_computed_tokens += len(item.token_ids) - item.num_draft_tokens
-            self._prefixes.publish(sequence)
             if item.num_samples:
                 commits.append(self._commit(sequence, item, _samples(item, step_output), now, step_s))
+            else:
+                self._prefixes.publish(sequence)
         return commits
 
     def _commit(

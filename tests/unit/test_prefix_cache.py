@@ -294,9 +294,9 @@ def test_a_sequence_does_not_wait_for_one_that_is_gone() -> None:
 
 
 def test_what_a_sequence_had_before_its_preemption_is_no_saving() -> None:
-    pool = target_pool(num_blocks=12, max_num_batched_tokens=8)
+    pool = target_pool(num_blocks=12, max_num_batched_tokens=2)  # "low" reads one token a step
     low = submit("low", tuple(range(1, 33)), max_tokens=8, priority=1)
-    high = submit("high", tuple(range(40, 49)), max_tokens=32)
+    high = submit("high", tuple(range(40, 49)), max_tokens=12)
     cached = run(pool, low, high)
     assert pool.engine.stats().num_preemptions > 0
     assert cached == [0, 0]
@@ -328,6 +328,17 @@ def test_guesses_that_were_rejected_never_get_in() -> None:
     assert known == {chain.block(index, BLOCK_SIZE).token_ids for index in range(3)}
 
 
+def test_guesses_that_were_accepted_in_the_last_step_get_in() -> None:
+    pool = target_pool(hold=HoldMode.NEVER)
+    request = submit("a", PROMPT[:4], max_tokens=9, max_draft_tokens=8)
+    pool.engine.handle([request])
+    pool.engine.step()
+    pool.engine.handle([DraftBlock("a", 5, plain_output(request)[1:8])])
+    pool.run()
+    assert pool.of(Commit)[-1].num_accepted_tokens == 7
+    assert pool.engine.stats().prefix_cache.num_blocks == 12 // BLOCK_SIZE
+
+
 # --- the draft -------------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +358,17 @@ def test_a_draft_reads_only_what_no_earlier_session_of_its_tenant_has_read() -> 
         assert rows(pool) - before == num_rows
 
 
+def test_guesses_of_a_draft_get_in_when_they_are_committed() -> None:
+    pool = draft_pool()
+    pool.engine.handle([opened("a", draft_len=8)])
+    pool.run()
+    (block,) = pool.of(DraftBlock)
+    assert pool.engine.stats().prefix_cache.num_blocks == 5
+    pool.engine.handle([Committed("a", 0, len(PROMPT), block.token_ids, 0), Close("a")])
+    pool.run()
+    assert pool.engine.stats().prefix_cache.num_blocks == 7  # 29 tokens, the last of which was never read
+
+
 def test_sessions_that_start_together_read_a_long_prompt_once() -> None:
     pool = draft_pool()
     prompt = tuple(number % 50 for number in range(61))
@@ -360,10 +382,11 @@ def test_sessions_that_start_together_read_a_long_prompt_once() -> None:
 
 def test_a_session_that_finds_all_it_may_find_still_drafts() -> None:
     pool = draft_pool()
-    prompt = tuple(number % 50 for number in range(41))
+    prompt = tuple(number % 50 for number in range(33))  # a step's rows and one
     pool.engine.handle([opened("a", prompt, draft_len=0), opened("b", prompt, draft_len=0)])
     pool.run()
-    pool.engine.handle([Committed("b", 0, 41, (1,), 2)])
+    pool.engine.handle([Committed("b", 0, 33, (1,), 2)])
     pool.run()
     (block,) = pool.of(DraftBlock)
-    assert (block.committed_len, block.token_ids) == (42, pool.runner.model.continuation((*prompt, 1), sampling(), 2))
+    assert (block.committed_len, block.token_ids) == (34, pool.runner.model.continuation((*prompt, 1), sampling(), 2))
+    assert pool.engine.faults.total == 0

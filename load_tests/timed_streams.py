@@ -17,7 +17,7 @@ from cluster.config import ClusterConfig, ModelConfig
 from cluster.messages import GenerateRequest, SamplingParams, SpeculationOverride
 from cluster.router.local import LocalSystem, load_local_model
 from cluster.router.router import Router
-from cluster.transport.validation import TENANT_HEADER
+from cluster.transport.caller import TENANT_HEADER
 
 MODEL = "smollm2-135m"
 _TOKEN_RANGE = (1_000, 40_000)  # ordinary tokens of the demo model's vocabulary

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cluster.core.draft_session import CommitOutcome, DraftSession
 from cluster.core.draft_sessions import DraftSessions
+from cluster.core.grammar import Grammars
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.step import ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput, StepStats
 from cluster.messages import (
@@ -46,9 +47,10 @@ class DraftSchedulerConfig:
 class DraftScheduler:
     """Owns the order of work in a draft replica. Called from one thread; commands come between apply and schedule."""
 
-    def __init__(self, config: DraftSchedulerConfig, kv: KVCacheManager) -> None:
+    def __init__(self, config: DraftSchedulerConfig, kv: KVCacheManager, grammars: Grammars | None = None) -> None:
         self.is_draining = False
         self._config = config
+        self._grammars = grammars
         self._sessions = DraftSessions(kv, config.max_sessions, config.idle_after_s)
         self._events: list[DraftEvent] = []
         self._num_stale = 0
@@ -117,7 +119,7 @@ class DraftScheduler:
             return
         self._sessions.close(message.request_id)
         config = self._config
-        session = DraftSession(message, config.max_model_len, config.eos_token_ids, now)
+        session = DraftSession(message, config.max_model_len, config.eos_token_ids, now, self._grammars)
         shortage = self._sessions.admit(session, now)
         if shortage is not None:
             self.refuse(message, RefusalReason.QUEUE_FULL, shortage)
@@ -201,6 +203,9 @@ class DraftScheduler:
         session.advance(len(item.token_ids))
         if item.request_id in output.failed:
             self._sessions.refuse(session, RefusalReason.INTERNAL, output.failed[item.request_id])
+        elif item.request_id in output.stuck:
+            session.get_stuck()
+            self._ship(session, now)
         elif item.num_samples:
             session.add_guess(output.samples[item.request_id].token_ids[0])
             self._ship(session, now)
@@ -250,6 +255,7 @@ class DraftScheduler:
             num_samples=int(is_last),
             sampling=session.sampling,
             history=session.history() if is_last else None,
+            token_masks=session.token_mask() if is_last else None,
         )
 
     def _ship(self, session: DraftSession, now: float) -> None:

@@ -11,6 +11,7 @@ from cluster.core.acceptance import accept_equal
 from cluster.core.admission import SchedulerConfig, make_sequence, refuse, refuse_duplicate, refuse_overload
 from cluster.core.deadlines import Deadlines
 from cluster.core.draft_length import DraftLengthController
+from cluster.core.grammar import TokenMatcher
 from cluster.core.hold import Hold, HoldPolicy
 from cluster.core.integrity import check_queues, check_slots
 from cluster.core.kv_cache import KVCacheManager
@@ -56,8 +57,12 @@ class Scheduler:
 
     # --- commands ---
 
-    def submit(self, submit: Submit, now: float) -> Refusal | None:
-        """Queue a request; or say why not: a duplicate, malformed, too long for the model or the pool, no room."""
+    def submit(self, submit: Submit, now: float, matcher: TokenMatcher | None = None) -> Refusal | None:
+        """Queue a request; or say why not: a duplicate, malformed, too long for the model or the pool, no room.
+
+        `matcher`: at the start of an output in the request's grammar, if it has one. Raises GrammarError if the output
+        that the request comes with does not follow it.
+        """
         if submit.request_id in self._sequences:
             return refuse_duplicate(submit)
         refusal = refuse(submit, self.config, self._kv)
@@ -65,7 +70,7 @@ class Scheduler:
             return refusal
         if len(self._sequences) >= self.config.max_num_seqs + self.config.max_queued:
             return refuse_overload(submit, len(self._waiting))
-        sequence = make_sequence(submit, self.config, next(self._arrivals), now)
+        sequence = make_sequence(submit, self.config, next(self._arrivals), now, matcher)
         self._sequences[submit.request_id] = sequence
         self._shares.enter(submit.tenant)
         self._waiting.add(sequence)
@@ -206,6 +211,7 @@ class Scheduler:
         if item.num_draft_tokens:
             self._draft_length.observe_acceptance(sequence.draft_length, item.num_draft_tokens, accepted.num_accepted)
         token_ids, finish_reason = sequence.cut(accepted.emitted)
+        finish_reason = sequence.follow_grammar(token_ids, finish_reason)
         base_len, timings = sequence.num_tokens, sequence.timings(step_s)
         sequence.append(token_ids)
         self._shares.charge(sequence.request.tenant, len(token_ids))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster.core.draft_length import DraftLengthState
+from cluster.core.grammar import GrammarError, GrammarGuide
 from cluster.core.logit_history import LogitHistory
 from cluster.messages import DraftBlock, FinishReason, StepTimings, Submit
 
@@ -80,6 +81,7 @@ class Sequence:
     draft_length: DraftLengthState
     token_ids: list[int]
     history: LogitHistory | None = None  # only where the sampling parameters depend on it
+    guide: GrammarGuide | None = None  # only with a grammar
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
     in_step: bool = False  # scheduled, not applied yet
@@ -130,7 +132,8 @@ class Sequence:
         """Guesses to verify next: what the last commit asked for, which leaves room for the target's own token."""
         if self.pending is None:
             return ()
-        return guesses_left(self.pending, self.token_ids)[: self.draft_length.draft_len]
+        guesses = guesses_left(self.pending, self.token_ids)[: self.draft_length.draft_len]
+        return guesses if self.guide is None else self.guide.legal_prefix(guesses)
 
     def enter_step(self, now: float) -> None:
         """It is scheduled: the hold before this step, if any, is over."""
@@ -164,6 +167,16 @@ class Sequence:
         if self.history is not None:
             self.history.append(token_ids)
         self.num_computed_tokens = len(self.token_ids) - 1
+
+    def follow_grammar(self, token_ids: tuple[int, ...], reason: FinishReason | None) -> FinishReason | None:
+        """Move the grammar on by what is committed; why the sequence ends, if not for `reason`, or None."""
+        if self.guide is None or reason is FinishReason.STOP:
+            return reason
+        try:
+            self.guide.append(token_ids)
+        except GrammarError:
+            return FinishReason.ERROR
+        return FinishReason.STOP if self.guide.is_complete else reason
 
     def timings(self, step_s: float) -> StepTimings:
         """Of the commit that is being made; the time in the queue belongs to the first."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from cluster.messages import (
     MAX_DRAFT_TOKENS,
+    MAX_GRAMMAR_CHARS,
     Abort,
     Close,
     Commit,
@@ -151,6 +152,8 @@ def _adjustments(params: SamplingParams) -> None:
     for _, bias in params.logit_bias:
         _range("sampling.logit_bias", bias, lambda value: abs(value) <= MAX_PENALTY)
     _count("sampling.min_tokens", params.min_tokens)
+    if params.grammar is not None:
+        _text("sampling.grammar", params.grammar.source, MAX_GRAMMAR_CHARS)
 
 
 def _is_factor(value: float) -> bool:

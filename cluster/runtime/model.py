@@ -14,18 +14,28 @@ from cluster.runtime.attention import AttentionBackend, make_attention
 from cluster.runtime.checkpoint import load_spec
 from cluster.runtime.decoder_layer import LayerStack, PlainLayerStack
 from cluster.runtime.input_batch import InputBatch
-from cluster.runtime.kv_store import KVCache
+from cluster.runtime.kv_store import HasKV, KVCache
 from cluster.runtime.layers import LayerOps, make_layer_ops
-from cluster.runtime.model_spec import ModelError, ModelSpec
+from cluster.runtime.model_spec import ModelSpec, UnsupportedModel
 from cluster.runtime.rotary import rotary_table
 from cluster.runtime.weights import DecoderWeights, load_weights
+
+
+class ServedSpec(HasKV, Protocol):
+    """What a runner needs to know of a model."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
 
 
 class Model(Protocol):
     """What a runner drives: logits out of rows, over KV memory that it is given."""
 
     @property
-    def spec(self) -> ModelSpec: ...
+    def spec(self) -> ServedSpec: ...
 
     @property
     def device(self) -> torch.device: ...
@@ -89,8 +99,8 @@ def load_model(
 ) -> DecoderModel:
     """Load a model directory, see load_weights. Sequences can have at most min(max_model_len, the model's own) tokens.
 
-    backend: None takes the fastest way of the device. Raises ModelError, also when the model's attention is windowed
-    within that length.
+    backend: None takes the fastest way of the device. Raises ModelError, and its subclass
+    UnsupportedModel also when the model's attention is windowed within that length.
     """
     spec = load_spec(path)
     length = context_length(path, spec, max_model_len)
@@ -100,10 +110,10 @@ def load_model(
 
 
 def context_length(path: Path, spec: ModelSpec, max_model_len: int | None) -> int:
-    """Tokens of the longest sequence. Raises ModelError when the model's attention is windowed within that."""
+    """Tokens of the longest sequence. Raises UnsupportedModel when the model's attention is windowed within that."""
     length = min(max_model_len or spec.max_position, spec.max_position)
     if spec.sliding_window is not None and length > spec.sliding_window:
-        raise ModelError(
+        raise UnsupportedModel(
             f"{path} attends over a sliding window, which is not supported beyond the window: "
             f"set max_model_len to {spec.sliding_window} or less (it is {length})"
         )

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
 from cluster.runtime.attention.cpu import CpuAttention
 from cluster.runtime.attention.reference import ReferenceAttention
 from cluster.runtime.cpu_layers import CpuLayerOps
 from cluster.runtime.input_batch import InputBatch
-from cluster.runtime.kv_store import KVCache
 from cluster.runtime.layers import TorchLayerOps
 from cluster.runtime.model import Backend, DecoderModel, load_model
-from cluster.runtime.model_spec import ModelError
+from cluster.runtime.model_spec import UnsupportedModel
 from cluster.tokenizer import Tokenizer
 from tests.fakes import TINY_VOCAB, save_tiny_checkpoint, save_tiny_draft
+from tests.paged_run import BLOCK_SIZE, CPU, SAMPLING, PagedRun, expected_logits, random_tokens, relative_error
 
 pytestmark = pytest.mark.integration
-
-CPU = torch.device("cpu")
-BLOCK_SIZE = 4
-SAMPLING = SamplingParams(max_tokens=1, seed=0)
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderModel:
@@ -42,51 +35,6 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "kernels one by one": {"backend": Backend(CpuLayerOps(), CpuAttention())},
     "torch": {"backend": Backend(TorchLayerOps(), ReferenceAttention())},
 }
-
-
-class PagedRun:
-    """Feeds sequences to a model piece by piece; each sequence's blocks are scattered over the cache."""
-
-    def __init__(self, model: DecoderModel, num_sequences: int, max_len: int, block_size: int = BLOCK_SIZE) -> None:
-        self.model = model
-        self.block_size = block_size
-        per_sequence = -(-max_len // block_size)
-        blocks = random.Random(5).sample(range(2 * num_sequences * per_sequence), num_sequences * per_sequence)
-        self.tables = [tuple(blocks[i::num_sequences]) for i in range(num_sequences)]
-        self.kv = KVCache.allocate(model.spec, 2 * len(blocks), block_size, torch.float32, CPU)
-        self.done = [0] * num_sequences
-
-    def step(self, pieces: dict[int, Sequence[int]]) -> Tensor:
-        """Run `pieces` (sequence → its next tokens) as one batch; logits of every row, in order."""
-        scheduled = tuple(
-            ScheduledSequence(
-                request_id=str(sequence),
-                token_ids=tuple(tokens),
-                start=self.done[sequence],
-                block_table=self.tables[sequence],
-                num_samples=len(tokens),
-                sampling=SAMPLING,
-            )
-            for sequence, tokens in pieces.items()
-        )
-        for sequence, tokens in pieces.items():
-            self.done[sequence] += len(tokens)
-        with torch.inference_mode():
-            return self.model.forward(InputBatch.build(SchedulerOutput(scheduled), self.block_size), self.kv)
-
-
-def expected_logits(reference: Any, tokens: Sequence[int]) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = reference(torch.tensor([tokens])).logits[0]
-    return logits
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual - expected).norm() / expected.norm())
-
-
-def random_tokens(count: int, seed: int = 3) -> list[int]:
-    return random.Random(seed).choices(range(TINY_VOCAB), k=count)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -236,10 +184,10 @@ def test_a_draft_scores_its_own_vocabulary_with_its_targets_embedding(tmp_path: 
     assert relative_error(logits, expected_logits(reference, tokens)[:, : len(vocab)]) < 1e-5
 
 
-def test_a_windowed_model_is_served_within_its_window_only(tmp_path: Path) -> None:
+def test_a_windowed_model_is_for_another_network_beyond_its_window(tmp_path: Path) -> None:
     save_tiny_checkpoint(tmp_path, family="mistral", sliding_window=64)
     assert load(tmp_path, max_model_len=64).max_model_len == 64
-    with pytest.raises(ModelError, match=r"set max_model_len to 64 or less \(it is 65\)"):
+    with pytest.raises(UnsupportedModel, match=r"set max_model_len to 64 or less \(it is 65\)"):
         load(tmp_path, max_model_len=65)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cluster.runtime.attention import PLAIN, AttentionOptions
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kernels.compiling import Records
 from cluster.runtime.kernels.kv_write import KV_WRITE, kv_write_function, launch_kv_write
@@ -36,7 +37,14 @@ class CpuAttention:
         )
         launch_kv_write(team.address, record)
 
-    def attend(self, query: Tensor, layer_keys: Tensor, layer_values: Tensor, batch: InputBatch) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer_keys: Tensor,
+        layer_values: Tensor,
+        batch: InputBatch,
+        options: AttentionOptions = PLAIN,
+    ) -> Tensor:
         """See AttentionBackend.attend. Raises ValueError for a layout or dtype that the kernel does not read."""
         _check_rows(query)
         _check_layer(layer_keys, layer_values)
@@ -49,8 +57,9 @@ class CpuAttention:
             (query.data_ptr(), layer_keys.data_ptr(), layer_values.data_ptr(), output.data_ptr()),
             (host.block_table.ctypes.data, host.query_start.ctypes.data, host.context_len.ctypes.data),
             (4 * query.stride(0), layer_keys.stride(1) * num_bytes, host.block_table.strides[0]),
-            (len(host.context_len), num_heads, num_kv_heads, head_dim, block_size, num_bytes),
+            (len(host.context_len), num_heads, num_kv_heads, head_dim, block_size, num_bytes, options.window or 0),
             (*attention_functions(), team.num_threads, 0, 0, 0, 0, 0),
+            _bits(options.scale_for(head_dim), options.softcap or 0.0),
         )
         launch_attention(team.address, record)
         return output
@@ -58,6 +67,11 @@ class CpuAttention:
 
 def _record(dtype: np.dtype[np.void], *fields: tuple[int, ...]) -> Records:
     return np.array([value for group in fields for value in group], dtype=np.int64).view(dtype)
+
+
+def _bits(*values: float) -> tuple[int, ...]:
+    """float64 numbers as a record holds them."""
+    return tuple(np.array(values, dtype=np.float64).view(np.int64).tolist())
 
 
 def _check_rows(*tensors: Tensor) -> None:

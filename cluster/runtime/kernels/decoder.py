@@ -96,6 +96,7 @@ def _attend(team: int, s: Record, layer_keys: int, layer_values: int) -> None:
     a.head_dim, a.block_size, a.num_bytes = s.head_dim, s.block_size, s.kv_bytes
     a.tile_function, a.span_function, a.merge_function = s.tile_function, s.span_function, s.merge_function
     a.num_threads = s.num_threads
+    a.window, a.scale, a.softcap = 0, 1 / np.sqrt(s.head_dim), 0
     launch_attention(team, args)
 
 

@@ -142,6 +142,7 @@ class LedModel:
         self.device = own.device
         self.max_model_len = own.max_model_len
         self.output_token_ids = own.output_token_ids
+        self.weight_bytes = own.weight_bytes
         self._leader = leader
         self._own = own
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cluster.runtime.attention import AttentionBackend, make_attention
@@ -17,6 +16,7 @@ from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import HasKV, KVCache
 from cluster.runtime.layers import LayerOps, make_layer_ops
 from cluster.runtime.model_spec import ModelSpec, UnsupportedModel
+from cluster.runtime.quantization import embed
 from cluster.runtime.rotary import rotary_table
 from cluster.runtime.weights import DecoderWeights, load_weights
 
@@ -44,6 +44,10 @@ class Model(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of memory of all weights."""
+
+    @property
     def output_token_ids(self) -> Tensor | None:
         """Token ids of the logits' columns, int64 [output_size]; None: column i is token i."""
 
@@ -62,12 +66,13 @@ class DecoderModel:
         self, spec: ModelSpec, weights: DecoderWeights, ops: LayerOps, layers: LayerStack, max_model_len: int
     ) -> None:
         self.spec = spec
-        self.device = weights.embedding.device
+        self.device = weights.embedding.weight.device
         self.max_model_len = max_model_len
         self.output_token_ids = weights.output_token_ids
+        self.weight_bytes = weights.num_bytes
         self._ops = ops
         self._layers = layers
-        self._dtype = ops.activation_dtype(weights.embedding.dtype)
+        self._dtype = ops.activation_dtype(weights.embedding.weight.dtype)
         self._embedding = weights.embedding
         self._rotary = rotary_table(spec.rope, spec.head_dim, max_model_len).to(self.device)
         self._norm = weights.norm.to(self._dtype)
@@ -75,7 +80,7 @@ class DecoderModel:
 
     def forward(self, batch: InputBatch, kv: KVCache) -> Tensor:
         """Logits of the sampled rows, float32 [num_samples, output_size]; writes the step's keys and values."""
-        hidden = F.embedding(batch.token_ids, self._embedding).to(self._dtype)
+        hidden = embed(batch.token_ids, self._embedding, self._dtype)
         hidden = self._layers.forward(hidden, self._rotary[batch.positions], batch, kv)
         sampled = self._ops.rms_norm(hidden[batch.sample_rows], self._norm, self.spec.norm_eps)
         return self._head(sampled).float()
@@ -121,7 +126,7 @@ def context_length(path: Path, spec: ModelSpec, max_model_len: int | None) -> in
 
 
 def _layer_stack(spec: ModelSpec, weights: DecoderWeights, ops: LayerOps, backend: Backend | None) -> LayerStack:
-    device = weights.embedding.device
+    device = weights.embedding.weight.device
     if backend is None and device.type == "cpu":
         from cluster.runtime.cpu_stack import CpuLayerStack
 

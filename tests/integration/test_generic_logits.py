@@ -58,6 +58,30 @@ def test_bfloat16_weights_are_close_to_float32(name: str, tmp_path: Path) -> Non
     assert relative_error(logits, expected_logits(reference, tokens)) < 0.04
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.005), (torch.int8, 0.05)], ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "gemma3"])
+def test_other_weights_are_close_to_float32_and_keep_a_rows_bits(
+    name: str, dtype: torch.dtype, bound: float, tmp_path: Path
+) -> None:
+    reference = save_network(tmp_path, name)
+    tokens = random_tokens(30)
+    model = load(tmp_path, dtype)
+    logits = PagedRun(model, 1, 30).step({0: tokens})
+    assert 0 < relative_error(logits, expected_logits(reference, tokens)) < bound
+    run = PagedRun(model, 1, 30)
+    assert torch.equal(torch.cat([run.step({0: tokens[:11]}), run.step({0: tokens[11:]})]), logits)
+
+
+def test_int8_products_take_a_quarter_of_the_bytes_and_embeddings_stay(tmp_path: Path) -> None:
+    reference = save_network(tmp_path, "gpt2")
+    whole, small = load(tmp_path).weight_bytes, load(tmp_path, torch.int8).weight_bytes
+    embeddings = sum(
+        4 * module.weight.numel() for module in reference.modules() if isinstance(module, torch.nn.Embedding)
+    )
+    assert whole == 4 * sum(parameter.numel() for parameter in reference.parameters())
+    assert small - embeddings < 0.35 * (whole - embeddings) + TINY_VOCAB * 64  # the head is tied, and quantised apart
+
+
 def test_a_rejected_guess_is_forgotten_by_writing_over_it(tmp_path: Path) -> None:
     reference = save_network(tmp_path, "gemma3")
     run = PagedRun(load(tmp_path), 1, 40)

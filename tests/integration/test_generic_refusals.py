@@ -124,6 +124,12 @@ def test_missing_and_surplus_tensors_are_named(tmp_path: Path) -> None:
     assert "has no model.safetensors" in refusal(tmp_path)
 
 
+def test_experts_are_not_quantised(tmp_path: Path) -> None:
+    save_network(tmp_path, "mixtral")
+    with pytest.raises(ModelError, match="int8 is not supported for the matrices of its experts"):
+        load_any_model(tmp_path, torch.int8, CPU, None, None)
+
+
 def test_several_ranks_are_refused_before_any_of_them_starts(tmp_path: Path) -> None:
     save_network(tmp_path, "gpt2")
     pool = PoolConfig(path=str(tmp_path), dtype=DType.FLOAT32, kv_blocks=8, tensor_parallel=2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
@@ -16,9 +17,11 @@ from cluster.runtime.attention.cpu import CpuAttention
 from cluster.runtime.attention.reference import ReferenceAttention
 from cluster.runtime.cpu_layers import CpuLayerOps
 from cluster.runtime.input_batch import InputBatch
+from cluster.runtime.kv_store import KVCache
 from cluster.runtime.layers import TorchLayerOps
 from cluster.runtime.model import Backend, DecoderModel, load_model
 from cluster.runtime.model_spec import UnsupportedModel
+from cluster.runtime.quantization import quantize_rows
 from cluster.tokenizer import Tokenizer
 from tests.fakes import TINY_VOCAB, save_tiny_checkpoint, save_tiny_draft
 from tests.paged_run import BLOCK_SIZE, CPU, SAMPLING, PagedRun, expected_logits, random_tokens, relative_error
@@ -110,9 +113,10 @@ def test_rejected_draft_tokens_are_forgotten_by_writing_over_them(tmp_path: Path
     assert relative_error(run.step({0: tokens[21:]}), expected_logits(reference, tokens)[21:]) < 1e-5
 
 
-def test_float32_logits_do_not_depend_on_batch_or_chunks_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8], ids=str)
+def test_logits_do_not_depend_on_batch_or_chunks_to_the_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     save_tiny_checkpoint(tmp_path, family="qwen3")
-    model = load(tmp_path)
+    model = load(tmp_path, dtype)
     tokens, other = random_tokens(60), random_tokens(90, seed=8)
     alone = PagedRun(model, 1, 60)
     one_by_one = torch.cat([alone.step({0: [token]}) for token in tokens])
@@ -122,7 +126,7 @@ def test_float32_logits_do_not_depend_on_batch_or_chunks_to_the_bit(tmp_path: Pa
     assert torch.equal(torch.cat([rows[len(rows) // 2 :] for rows in together]), one_by_one)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_one_call_for_all_layers_gives_the_bits_of_single_operations(
     family: str, dtype: torch.dtype, tmp_path: Path
@@ -165,6 +169,45 @@ def test_bfloat16_weights_are_close_to_float32(backend: str, tmp_path: Path) -> 
     logits = PagedRun(load(tmp_path, torch.bfloat16, **BACKENDS[backend]), 1, 30).step({0: tokens})
     assert logits.dtype is torch.float32
     assert relative_error(logits, expected_logits(reference, tokens)) < 0.03
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
+@pytest.mark.parametrize("backend", ["fastest", "kernels one by one"])
+def test_smaller_weights_compute_what_they_stand_for(backend: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    reference = save_tiny_checkpoint(tmp_path, tie_word_embeddings=True, attention_bias=True)
+    tokens = random_tokens(30)
+    whole = expected_logits(reference.double(), tokens)
+    logits = PagedRun(load(tmp_path, dtype, **BACKENDS[backend]), 1, 30).step({0: tokens})
+    assert logits.dtype is torch.float32
+    assert 1e-5 < relative_error(logits.double(), whole) < (2e-3 if dtype == torch.float16 else 0.1)
+    for parameter in reference.parameters():
+        parameter.data = stored_as(parameter.data, dtype)
+    assert relative_error(logits.double(), expected_logits(reference, tokens)) < 1e-5
+
+
+def stored_as(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a weight is after it was stored, in float64; vectors beside int8 matrices stay as they are."""
+    if dtype != torch.int8:
+        return weight.to(dtype).double()
+    if weight.dim() == 1:
+        return weight
+    quantized, scales = quantize_rows(weight.float())
+    return quantized.double() * scales.double()[:, None]
+
+
+def test_each_dtype_has_its_bytes(tmp_path: Path) -> None:
+    save_tiny_checkpoint(tmp_path, tie_word_embeddings=True, hidden_size=96, intermediate_size=256)
+    sizes = [load(tmp_path, dtype).weight_bytes for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8)]
+    assert sizes[1] == sizes[2] == sizes[0] / 2
+    assert 0.5 < sizes[3] / sizes[1] < 0.56  # scales are a larger share of so small matrices
+
+
+def test_a_float16_model_keeps_its_keys_and_values_in_float16(tmp_path: Path) -> None:
+    reference, tokens = save_tiny_checkpoint(tmp_path), random_tokens(30)
+    run = PagedRun(load(tmp_path, torch.float16), 1, 30)
+    run.kv = KVCache.allocate(run.model.spec, run.kv.num_blocks, BLOCK_SIZE, torch.float16, CPU)
+    run.step({0: tokens[:20]})
+    assert relative_error(run.step({0: tokens[20:]}), expected_logits(reference, tokens)[20:]) < 5e-3
 
 
 def test_a_draft_scores_its_own_vocabulary_with_its_targets_embedding(tmp_path: Path) -> None:

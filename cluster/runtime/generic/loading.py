@@ -18,8 +18,8 @@ from cluster.runtime.model_spec import ModelError, parse_eos
 def load_generic_model(path: Path, dtype: torch.dtype, device: torch.device, max_model_len: int | None) -> GenericModel:
     """Load a directory in transformers' format, of any decoder-only family. Raises ModelError for what is not served.
 
-    Only safetensors are read, and only transformers' own code is run. Sequences can have at most max_model_len tokens,
-    or as many as the model's positions allow.
+    dtype: of the matrices; int8 quantises them, but for embeddings. Only safetensors are read, and only transformers'
+    own code is run. Sequences can have at most max_model_len tokens, or as many as the model's positions allow.
     """
     fields = read_config(path)
     try:
@@ -27,7 +27,8 @@ def load_generic_model(path: Path, dtype: torch.dtype, device: torch.device, max
         config = _config(path)
         length = _context_length(config, max_model_len)
         refuse_unservable(config, length)
-        model = GenericModel(_network(path, config, dtype, device), parse_eos(fields), length, device)
+        network = _network(path, config, "auto" if dtype == torch.int8 else dtype).to(device)
+        model = GenericModel(network, dtype, parse_eos(fields), length, device)
         model.check_memory()
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
@@ -50,7 +51,8 @@ def _context_length(config: PretrainedConfig, max_model_len: int | None) -> int:
     return int(min(limits))
 
 
-def _network(path: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> Any:
+def _network(path: Path, config: PretrainedConfig, dtype: torch.dtype | str) -> Any:
+    """The network in the given dtype, or in the checkpoint's own ("auto")."""
     with Checkpoint(path):
         pass  # its complaints about missing and damaged files are the clearer ones
     register()
@@ -72,4 +74,4 @@ def _network(path: Path, config: PretrainedConfig, dtype: torch.dtype, device: t
             raise ModelError(f"{kind.replace('_keys', '')} tensor {names[0]} ({len(names)} such)")
     if hasattr(network, "set_experts_implementation"):
         network.set_experts_implementation("eager")  # the others sum in orders of their own
-    return network.eval().requires_grad_(False).to(device)
+    return network.eval().requires_grad_(False)

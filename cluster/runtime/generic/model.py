@@ -15,7 +15,7 @@ from cluster.messages import SamplingParams
 from cluster.runtime.attention import make_attention
 from cluster.runtime.generic.pager import IMPLEMENTATION, AttentionLayer, Pager, connect
 from cluster.runtime.generic.probe import NUM_TOKENS, Recorder, check_equal, check_layers, in_pieces, probe_tokens
-from cluster.runtime.generic.rows import RowOps
+from cluster.runtime.generic.rows import RowOps, network_bytes
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache
 from cluster.runtime.model_spec import KVHeads, ModelError
@@ -39,17 +39,25 @@ class GenericModel:
 
     output_token_ids = None
 
-    def __init__(self, network: Any, eos_token_ids: frozenset[int], max_model_len: int, device: torch.device) -> None:
-        """Probes the network. Raises ModelError if it cannot be served."""
+    def __init__(
+        self,
+        network: Any,
+        dtype: torch.dtype,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        """Probes the network. dtype: of its matrices, int8 quantises them. Raises ModelError if it cannot be served."""
         self.device = device
         self.max_model_len = max_model_len
         self._network = network
-        self._dtype: torch.dtype = network.dtype
+        self._kv_dtype = torch.float32 if dtype == torch.int8 else dtype  # of the probe's cache
         self._rows: RowOps | None = None
         layers = self._learn_layers()
         if device.type == "cpu":
-            self._rows = RowOps(network, self._dtype)
-        is_float32 = device.type == "cpu" or self._dtype == torch.float32
+            self._rows = RowOps(network, dtype)
+        is_float32 = device.type == "cpu" or dtype == torch.float32
+        self.weight_bytes = network_bytes(network)
         self._tolerance = _TOLERANCE if is_float32 else _TOLERANCE_16_BIT
         self._check_attention()
         self.spec = GenericSpec(network.config.vocab_size, eos_token_ids, tuple(layer.kv for layer in layers))
@@ -114,7 +122,7 @@ class GenericModel:
     def check_memory(self) -> None:
         """Raise ModelError if a sequence in pieces differs from the whole: then the cache is not all its memory."""
         tokens, blocks = probe_tokens(self.spec.vocab_size).tolist(), tuple(range(4))
-        kv = KVCache.allocate(self.spec, len(blocks), 4, self._dtype, self.device)
+        kv = KVCache.allocate(self.spec, len(blocks), 4, self._kv_dtype, self.device)
 
         def run(piece: list[int], start: int) -> Tensor:
             sampling = SamplingParams(max_tokens=1, seed=0)
@@ -123,5 +131,5 @@ class GenericModel:
 
         whole, pieces = run(tokens, 0), in_pieces(run, tokens)
         check_equal(pieces, whole, self._tolerance, "it keeps state between tokens other than keys and values")
-        if self._dtype == torch.float32 and self.device.type == "cpu" and not torch.equal(pieces, whole):
+        if self._kv_dtype == torch.float32 and self.device.type == "cpu" and not torch.equal(pieces, whole):
             logger.warning("float32 results of this model depend on how its rows are batched")

@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from cluster.runtime.cpu_kernels import PackedLinear, default_torch_above_rows, linear
+from cluster.runtime.model_spec import ModelError
+from cluster.runtime.quantization import store
 
 ROW_MULTIPLE = 32  # elements that torch's widest loop takes at once: two registers of sixteen float32
 
@@ -53,6 +55,11 @@ class RowLinear(nn.Module):
         self._packed = packed
         self._count = count
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it holds."""
+        return self._packed.tensors
+
     def forward(self, rows: Tensor) -> Tensor:
         """rows float32 [..., in_features] -> [..., out_features]."""
         flat, count = rows.reshape(-1, rows.shape[-1]), self._count.of(rows)
@@ -82,11 +89,14 @@ class RowOps:
     """Owns a network's products, once replaced, and how a step is run on them."""
 
     def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
-        self._exact = dtype == torch.float32
+        """dtype: of the matrices. Raises ModelError if they are to be int8 and are not all modules of their own."""
+        self._exact = dtype != torch.bfloat16
         self._count = RowCount(ROW_MULTIPLE if self._exact else 1)
-        _replace_products(network, self._count)
+        _replace_products(network, dtype, self._count)
         _widen(network)
         self._has_loose_products = any(parameter.dim() > 1 for parameter in _own_parameters(network))
+        if self._has_loose_products and dtype == torch.int8:
+            raise ModelError("quantization: int8 is not supported for the matrices of its experts")
 
     @contextmanager
     def step(self, num_rows: int) -> Iterator[int]:
@@ -114,19 +124,20 @@ def _one_thread(wanted: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _replace_products(network: nn.Module, count: RowCount) -> None:
+def _replace_products(network: nn.Module, dtype: torch.dtype, count: RowCount) -> None:
     for parent in list(network.modules()):
         for name, module in list(parent.named_children()):
             if type(module) in (nn.Linear, Conv1D):
-                setattr(parent, name, RowLinear(_pack(module), count))
+                setattr(parent, name, RowLinear(_pack(module, dtype), count))
 
 
-def _pack(module: nn.Module) -> PackedLinear:
+def _pack(module: nn.Module, dtype: torch.dtype) -> PackedLinear:
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     matrix = weight.detach().t() if isinstance(module, Conv1D) else weight.detach()  # Conv1D holds [in, out]
-    return PackedLinear.pack(matrix, None if bias is None else bias.detach(), default_torch_above_rows())
+    stored = store(matrix, dtype, None if bias is None else bias.detach())
+    return PackedLinear.pack(stored.weight, stored.bias, default_torch_above_rows(), stored.scales)
 
 
 def _own_parameters(network: nn.Module) -> Iterator[nn.Parameter]:
@@ -144,3 +155,10 @@ def _widen(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.Embedding):
             module.register_forward_hook(lambda module, inputs, rows: rows.float())
+
+
+def network_bytes(network: nn.Module) -> int:
+    """Bytes of memory of a network's weights; a tensor that is used twice counts once."""
+    products = [module.tensors for module in network.modules() if isinstance(module, RowLinear)]
+    tensors = [*network.parameters(), *(tensor for held in products for tensor in held)]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from cluster.runtime.kernels.attention_softmax import softmax
 from cluster.runtime.kernels.compiling import Record, Records, native, task_body
+from cluster.runtime.kernels.formats import BYTES_MASK
 from cluster.runtime.kernels.simd import (
     LANES,
     address_of,
@@ -60,7 +61,7 @@ ATTENTION = np.dtype(
             "query", "keys", "values", "out",  # addresses; query and out are float32
             "block_table", "query_start", "context_len",  # addresses of int32
             "query_stride", "token_stride", "table_stride",  # bytes
-            "num_seqs", "num_heads", "num_kv_heads", "head_dim", "block_size", "num_bytes",  # of an element
+            "num_seqs", "num_heads", "num_kv_heads", "head_dim", "block_size", "stored",  # their Format
             "window",  # keys that a row sees; 0: all
             "tile_function", "span_function", "merge_function", "num_threads",
             "tile_tokens", "tiles", "spans", "partials", "partial_rows",  # filled in by launch_attention
@@ -120,7 +121,7 @@ def _scores(a: Record, keys: int, tile: _Tile) -> None:
         for first in range(row, num_rows, DOT_ROWS):
             rows = min(DOT_ROWS, num_rows - first)
             x, out = address_of(query) + first * stride, address_of(tile.scores) + (first * SPAN + key) * 4
-            dot_tile(a.num_bytes, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 0)
+            dot_tile(a.stored, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 0)
 
 
 @native
@@ -131,11 +132,11 @@ def _weigh(a: Record, values: int, tile: _Tile, output: _Output) -> None:
         rows, common = min(SUM_ROWS, num_rows - first), visible[first]  # the first row of a group sees the fewest
         p, out = address_of(tile.scores) + first * SPAN * 4, address_of(output.rows) + first * stride
         places = address_of(tile.offsets)
-        accumulate(a.num_bytes, rows, p, SPAN * 4, places, values, common, out, stride, a.head_dim)
+        accumulate(a.stored, rows, p, SPAN * 4, places, values, common, out, stride, a.head_dim)
         for row in range(rows):
             rest = visible[first + row] - common
             p_row, out_row = p + (row * SPAN + common) * 4, out + row * stride
-            accumulate(a.num_bytes, 1, p_row, 0, places + 8 * common, values, rest, out_row, 0, a.head_dim)
+            accumulate(a.stored, 1, p_row, 0, places + 8 * common, values, rest, out_row, 0, a.head_dim)
 
 
 @native
@@ -168,7 +169,11 @@ def _attend_span(
         tile.visible[row] = min(max(first_visible + row // group - start, 0), SPAN)
     table = a.block_table + sequence * a.table_stride
     _key_offsets(table, a.block_size, a.token_stride, start, tile.visible[-1], tile.offsets)
-    head_offset, scale, softcap = head * a.head_dim * a.num_bytes, np.float32(a.scale), np.float32(a.softcap)
+    head_offset, scale, softcap = (
+        head * a.head_dim * (a.stored & BYTES_MASK),
+        np.float32(a.scale),
+        np.float32(a.softcap),
+    )
     _scores(a, a.keys + head_offset, tile)
     for row in range(num_rows):
         if tile.visible[row]:

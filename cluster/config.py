@@ -31,6 +31,14 @@ class Device(StrEnum):
 class DType(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Quantization(StrEnum):
+    """How matrices of weights are stored, if not in the pool's dtype."""
+
+    NONE = "none"
+    INT8 = "int8"
 
 
 class PoolConfig(_Frozen):
@@ -43,10 +51,12 @@ class PoolConfig(_Frozen):
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     dtype: DType = DType.BFLOAT16
+    quantization: Quantization = Quantization.NONE
     max_model_len: Annotated[int, Field(ge=16)] = 8192
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
     kv_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3
     kv_blocks: Annotated[int, Field(ge=1)] | None = Field(default=None, description="overrides kv_memory_fraction")
+    prefix_cache: bool = True
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 64
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 512
     max_queued: Annotated[int, Field(ge=0)] = 1024

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 MAX_DRAFT_TOKENS = 32  # hard limit on K everywhere, so that frames and verification rows stay bounded
+MAX_GRAMMAR_CHARS = 65_536  # of a grammar's source
 
 
 class FinishReason(StrEnum):
@@ -62,12 +63,27 @@ class RequestError(Exception):
 # --- the request -----------------------------------------------------------------------------------------------------
 
 
+class GrammarKind(StrEnum):
+    """What a grammar's source is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"  # of the whole output
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must look like, as data; ingress has seen it compile."""
+
+    kind: GrammarKind
+    source: str  # at most MAX_GRAMMAR_CHARS
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to turn a row of logits into a token; validated at ingress, so every field is in range here.
 
     Order of application: logits → repetition_penalty → frequency_penalty, presence_penalty and logit_bias → min_tokens
-    → temperature → min_p → top_k → top_p → argmax of log-prob + keyed noise.
+    → grammar → temperature → min_p → top_k → top_p → argmax of log-prob + keyed noise.
     temperature 0 means greedy: no noise, lowest token id wins ties.
     """
 
@@ -85,7 +101,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # [-2, 2], off each token for each time that it is in the output
     repetition_penalty: float = 1.0  # [0.01, 10], on each token that is in the prompt or the output; 1 is off
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token_id, [-100, 100]), token ids distinct
-    min_tokens: int = 0  # nothing but max_tokens ends an output that is shorter
+    min_tokens: int = 0  # nothing but max_tokens, or a grammar that is complete, ends an output that is shorter
+    grammar: Grammar | None = None  # no token is chosen that it does not allow
 
     @property
     def has_penalties(self) -> bool:
@@ -250,6 +267,7 @@ class Commit:
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     timings: StepTimings = field(default_factory=StepTimings)
+    num_cached_tokens: int = 0  # of the prompt, whose KV was there; on the first commit of a request only
 
 
 class RefusalReason(StrEnum):
@@ -347,6 +365,7 @@ class GenerationStats:
     num_steps: int = 0  # target steps that committed tokens
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt: their KV was in the first target replica's prefix cache
     num_resumes: int = 0  # moves to another target replica
     fallbacks: tuple[str, ...] = ()  # causes, in order
     policy: PolicyStamp | None = None  # the latest decision; None before the first

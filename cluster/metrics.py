@@ -209,6 +209,9 @@ class PoolMetrics:
         # max by (model, pool) (paceline_kv_cache_peak_usage_ratio)
         gauge("kv_cache_peak_usage_ratio", "Peak used share", lambda s: s.peak_used_blocks / s.num_total_blocks)
 
+        # max by (model, pool) (paceline_prefix_cache_blocks)
+        gauge("prefix_cache_blocks", "KV blocks whose contents can be reused", lambda s: s.prefix_cache.num_blocks)
+
         # p50(paceline_step_seconds{pool="target"}): time of a verification; {pool="draft"}: of one guess
         self._step_s = Histogram(
             "paceline_step_seconds", "One engine step", ("model", "pool"), registry=registry, buckets=_STEP_S
@@ -233,6 +236,10 @@ class PoolMetrics:
         # rate(paceline_spec_decode_num_stale_blocks_total[5m])
         self._stale = count("spec_decode_num_stale_blocks", "Proposals whose stamp no longer fitted")
 
+        # hit rate: rate(paceline_prefix_cache_hits_total[5m]) / rate(paceline_prefix_cache_queries_total[5m])
+        self._queries = count("prefix_cache_queries", "Tokens looked up in the prefix cache")
+        self._hits = count("prefix_cache_hits", "Tokens found there")
+
     def observe_step(self, step: StepStats) -> None:
         labels = self._labels
         self._step_s.labels(*labels).observe(step.duration_s)
@@ -250,6 +257,8 @@ class PoolMetrics:
             self._holds.labels(*self._labels, outcome).inc(self._new(f"hold:{outcome}", total))
         self._preemptions.labels(*self._labels).inc(self._new("preemptions", stats.num_preemptions))
         self._stale.labels(*self._labels).inc(self._new("stale", stats.num_stale_blocks))
+        self._queries.labels(*self._labels).inc(self._new("prefix_queries", stats.prefix_cache.num_query_tokens))
+        self._hits.labels(*self._labels).inc(self._new("prefix_hits", stats.prefix_cache.num_hit_tokens))
 
     def _new(self, name: str, total: int) -> int:
         new = total - self._seen.get(name, 0)

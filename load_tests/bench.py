@@ -91,13 +91,17 @@ class Report:
 
 
 def bench_config(max_draft_tokens: int, dtype: DType) -> ClusterConfig:
-    """The demo with a fixed window whose rounds all wait for their block, so that a round is a round."""
+    """The demo with a fixed window whose rounds all wait for their block, so that a round is a round.
+
+    Every arm reads each prompt itself: what is compared must not depend on which of them came first.
+    """
+    pool: dict[str, Any] = {"dtype": dtype, "kv_blocks": 2048, "prefix_cache": False}
     return ClusterConfig(
         models=(
             ModelConfig(
                 name=MODEL,
-                target=PoolConfig(path=MODEL, dtype=dtype, kv_blocks=2048, num_threads=NUM_THREADS),
-                draft=PoolConfig(path="smollm2-135m-draft", dtype=dtype, kv_blocks=2048, num_threads=1),
+                target=PoolConfig(path=MODEL, num_threads=NUM_THREADS, **pool),
+                draft=PoolConfig(path="smollm2-135m-draft", num_threads=1, **pool),
             ),
         ),
         speculation=SpeculationConfig(

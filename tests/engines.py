@@ -70,10 +70,13 @@ def target_pool(
     clock: Callable[[], float] | None = None,
     max_hold_s: float = 100.0,
     runner: ToyRunner | None = None,
+    prefix_cache: bool = True,
+    grammars: Any = None,
     **limits: int,
 ) -> Pool:
     runner = runner or ToyRunner(BLOCK_SIZE)
-    kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE)
+    kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, prefix_cache)
+    runner.may_write = lambda block_id: block_id not in kv.pool.cache
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_queued": 100, "max_model_len": MAX_LEN}
     config = SchedulerConfig(
         **{**defaults, **limits},
@@ -83,7 +86,7 @@ def target_pool(
         max_hold_s=max_hold_s,
     )
     scheduler = Scheduler(config, kv, DraftLengthController(DraftLengthConfig(mode)))
-    engine = Engine(scheduler, runner, **({} if clock is None else {"clock": clock}))
+    engine = Engine(scheduler, runner, grammars=grammars, **({} if clock is None else {"clock": clock}))
     pool = Pool(engine, runner, kv)
     engine.on_events = pool.events.extend
     return pool
@@ -94,13 +97,16 @@ def draft_pool(
     num_blocks: int = 256,
     clock: Callable[[], float] | None = None,
     runner: ToyRunner | None = None,
+    prefix_cache: bool = True,
+    grammars: Any = None,
     **limits: int,
 ) -> Pool:
     runner = runner or ToyRunner(BLOCK_SIZE, ToyModel(agreement=agreement))
-    kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE)
+    kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, prefix_cache)
+    runner.may_write = lambda block_id: block_id not in kv.pool.cache
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_sessions": 64, "max_model_len": MAX_LEN}
     config = DraftSchedulerConfig(**{**defaults, **limits}, vocab_size=runner.model.vocab_size, eos_token_ids=EOS)
-    engine = DraftEngine(runner, kv, config, **({} if clock is None else {"clock": clock}))
+    engine = DraftEngine(runner, kv, config, grammars=grammars, **({} if clock is None else {"clock": clock}))
     pool = Pool(engine, runner, kv)
     engine.on_events = pool.events.extend
     return pool

@@ -182,6 +182,7 @@ class ToyRunner:
         self.model = model or ToyModel()
         self.steps: list[SchedulerOutput] = []
         self.before_step: Callable[[SchedulerOutput], None] = lambda step: None
+        self.may_write: Callable[[int], bool] = lambda block_id: True  # whether a block is nobody's but the writer's
         self._block_size = block_size
         self._slots: dict[int, tuple[int, int, int]] = {}  # slot -> position, hash before, hash after
 
@@ -190,6 +191,9 @@ class ToyRunner:
         self.before_step(step)
         ids = [item.request_id for item in step.scheduled]
         assert len(set(ids)) == len(ids), "a sequence is in a step twice"
+        written = [self._slot(item, item.start + row) for item in step.scheduled for row in range(len(item.token_ids))]
+        assert len(set(written)) == len(written), "two sequences write one slot"
+        assert all(self.may_write(slot // self._block_size) for slot in written), "a shared block is written"
         hashes = {item.request_id: self._ingest(item) for item in step.scheduled}
         return StepOutput({item.request_id: self._sample(item, hashes) for item in step.scheduled if item.num_samples})
 

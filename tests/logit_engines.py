@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.core import sampling as reference
+from cluster.core.grammar import TokenMask, TokenMatcher
 from cluster.core.step import SchedulerOutput, StepOutput
 from cluster.messages import Commit, DraftBlock, SamplingParams, Submit
 from cluster.runtime.sampler import Sampler, collect_step_output
@@ -47,23 +48,39 @@ class LogitToy(ToyModel):
     def _uniform(self, seed: int) -> NDArray[np.float64]:
         return np.random.default_rng(seed).random(self.vocab_size)
 
-    def output(self, submit: Submit) -> tuple[int, ...]:
-        """What plain decoding must give, token by token, by the reference sampler: the only right output."""
+    def output(self, submit: Submit, matcher: TokenMatcher | None = None) -> tuple[int, ...]:
+        """What plain decoding must give, token by token, by the reference sampler: the only right output.
+
+        matcher: of the request's grammar.
+        """
         params, prompt = submit.sampling, submit.prompt_token_ids
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else EOS)
         output: list[int] = []
         while len(output) < params.max_tokens and len(prompt) + len(output) < MAX_LEN:
-            output.append(self._next(params, prompt, output, stops))
+            mask = None if matcher is None else matcher.mask()
+            if mask is not None and not mask.has_next:
+                break
+            output.append(self._next(params, prompt, output, stops, mask))
             if output[-1] in stops:
                 break
+            assert matcher is None or matcher.accept(output[-1:])
         return tuple(output)
 
-    def _next(self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], stops: frozenset[int]) -> int:
+    def _next(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        stops: frozenset[int],
+        mask: TokenMask | None,
+    ) -> int:
         prefix_hash = 0
         for token_id in (*prompt, *output):
             prefix_hash = _mix(prefix_hash, token_id)
         logits = self.logits(prefix_hash, (*prompt, *output)[-1]).tolist()
         adjusted = reference.adjusted(logits, params, prompt, output, stops)
+        if mask is not None:
+            adjusted = reference.masked(adjusted, mask)
         return reference.sample(adjusted, params, len(prompt) + len(output))
 
 

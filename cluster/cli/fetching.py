@@ -12,7 +12,7 @@ def fetch_models(config: ClusterConfig) -> None:
     """Fetch every model that is not here yet; ends the command if one cannot be had, or not be sharded as asked."""
     pools: list[PoolConfig] = [pool for model in config.models for pool in (model.target, model.draft) if pool]
     for pool in pools:
-        _check_ranks(resolve(pool.path), pool.tensor_parallel)
+        _check_ranks(resolve(pool.path), pool)
 
 
 def resolve(name: str) -> Path:
@@ -28,15 +28,14 @@ def resolve(name: str) -> Path:
         die(str(error))
 
 
-def _check_ranks(path: Path, num_ranks: int) -> None:
+def _check_ranks(path: Path, pool: PoolConfig) -> None:
     """Refuse early what every rank would refuse."""
-    if num_ranks == 1:
+    if pool.tensor_parallel == 1:
         return
-    from cluster.runtime.checkpoint import load_spec
+    from cluster.runtime.any_model import spec_for_ranks
     from cluster.runtime.model_spec import ModelError
-    from cluster.runtime.sharding import check_shardable
 
     try:
-        check_shardable(load_spec(path), num_ranks)
+        spec_for_ranks(path, pool.tensor_parallel, pool.max_model_len)
     except ModelError as error:
         die(f"{path}: {error}")

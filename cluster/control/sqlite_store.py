@@ -218,8 +218,9 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 def _open(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
     try:
+        path.touch(mode=0o600)  # if it is new: access documents are nobody else's business
         connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
         raise StoreError(f"cannot open the store {path}: {error}") from error
     try:
         with _transaction(connection):

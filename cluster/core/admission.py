@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.core.draft_length import DraftLengthState
+from cluster.core.grammar import GrammarGuide, TokenMatcher
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.logit_history import logit_history
 from cluster.core.sequence import Sequence
@@ -36,10 +37,12 @@ def max_num_tokens(submit: Submit, config: SchedulerConfig) -> int:
     return min(len(submit.prompt_token_ids) + submit.sampling.max_tokens, config.max_model_len)
 
 
-def make_sequence(submit: Submit, config: SchedulerConfig, arrival: int, now: float) -> Sequence:
-    """The sequence of a request that has not been refused; `arrival` numbers requests in order."""
+def make_sequence(
+    submit: Submit, config: SchedulerConfig, arrival: int, now: float, matcher: TokenMatcher | None = None
+) -> Sequence:
+    """The sequence of a request that has not been refused; `arrival` numbers requests in order. Raises GrammarError."""
     sampling = submit.sampling
-    eos = frozenset[int]() if sampling.ignore_eos else config.eos_token_ids
+    eos = frozenset[int]() if sampling.ignore_eos and sampling.grammar is None else config.eos_token_ids
     stop_token_ids = eos.union(sampling.stop_token_ids)
     return Sequence(
         request=submit,
@@ -50,6 +53,7 @@ def make_sequence(submit: Submit, config: SchedulerConfig, arrival: int, now: fl
         draft_length=DraftLengthState(submit.max_draft_tokens),
         token_ids=list(submit.prompt_token_ids + submit.output_token_ids),
         history=logit_history(sampling, submit.prompt_token_ids, submit.output_token_ids, stop_token_ids),
+        guide=None if matcher is None else GrammarGuide(matcher, config.eos_token_ids, submit.output_token_ids),
     )
 
 

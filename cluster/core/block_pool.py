@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-
-class IntegrityError(RuntimeError):
-    """The books of a block pool or of its tables do not add up: a bug, never a caller's mistake."""
+from cluster.core.prefix_cache import IntegrityError as IntegrityError  # re-exported
+from cluster.core.prefix_cache import PrefixCache
 
 
 class BlockPool:
     """Owns the free list and the reference counts of `num_blocks` fixed-size KV blocks.
 
-    A block's reference count is the number of block tables that hold it. Freed blocks go to the back of the free
-    list, so that the contents of the longest-free block are overwritten first.
+    A block's reference count is the number of block tables that hold it. One that nobody holds is free: in the free
+    list, or idle in the cache if what it holds is known there. Idle blocks are used up only after the free list.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -22,48 +21,57 @@ class BlockPool:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
         self.peak_used = 0
+        self.cache = PrefixCache()
         self._free = deque(range(num_blocks))
         self._ref_counts = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that can be allocated, idle cached ones included."""
+        return len(self._free) + self.cache.num_idle
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Take `num_blocks` free blocks with one reference each, or None and no change when there are fewer."""
-        if num_blocks > len(self._free):
+        if num_blocks > self.num_free:
             return None
-        block_ids = [self._free.popleft() for _ in range(num_blocks)]
+        block_ids = [self._free.popleft() if self._free else self.cache.evict() for _ in range(num_blocks)]
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
         self.peak_used = max(self.peak_used, self.num_used)
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add one reference to each block. Raises IntegrityError for a block that nobody holds."""
+        """Add one reference to each block. Raises IntegrityError for one that is neither held nor cached."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
-                raise IntegrityError(f"block {block_id} is free and cannot be shared")
+                self.cache.wake(block_id)
             self._ref_counts[block_id] += 1
+        self.peak_used = max(self.peak_used, self.num_used)
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Drop one reference from each block; one without any goes back to the free list.
+        """Drop one reference from each block, in order; one without any is free again.
 
-        Raises IntegrityError for a block that is free already.
+        Of a table, the last block comes first: see PrefixCache. Raises IntegrityError for a block that is free already.
         """
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
                 raise IntegrityError(f"block {block_id} is freed twice")
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
-                self._free.append(block_id)
+                self._release(block_id)
+
+    def _release(self, block_id: int) -> None:
+        if block_id in self.cache:
+            self.cache.rest(block_id)
+        else:
+            self._free.append(block_id)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise IntegrityError unless `tables`, all of them, account for every block that is not free."""
@@ -74,5 +82,6 @@ class BlockPool:
         for block_id, ref_count in enumerate(self._ref_counts):
             if ref_count != held[block_id]:
                 raise IntegrityError(f"block {block_id} has {ref_count} references but {held[block_id]} holders")
-            if (ref_count == 0) != (block_id in free):
+            if (ref_count == 0 and block_id not in self.cache) != (block_id in free):
                 raise IntegrityError(f"block {block_id} has {ref_count} references; free: {block_id in free}")
+        self.cache.check_integrity(lambda block_id: self._ref_counts[block_id] > 0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cluster.core.draft_session import CommitOutcome, DraftSession
 from cluster.core.draft_sessions import DraftSessions
+from cluster.core.grammar import Grammars
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.step import ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput, StepStats
 from cluster.messages import (
@@ -46,9 +47,10 @@ class DraftSchedulerConfig:
 class DraftScheduler:
     """Owns the order of work in a draft replica. Called from one thread; commands come between apply and schedule."""
 
-    def __init__(self, config: DraftSchedulerConfig, kv: KVCacheManager) -> None:
+    def __init__(self, config: DraftSchedulerConfig, kv: KVCacheManager, grammars: Grammars | None = None) -> None:
         self.is_draining = False
         self._config = config
+        self._grammars = grammars
         self._sessions = DraftSessions(kv, config.max_sessions, config.idle_after_s)
         self._events: list[DraftEvent] = []
         self._num_stale = 0
@@ -76,6 +78,7 @@ class DraftScheduler:
             peak_used_blocks=pool.peak_used,
             num_preemptions=self._sessions.num_evicted,
             num_stale_blocks=self._num_stale,
+            prefix_cache=self._sessions.kv.prefix_stats(),
         )
 
     # --- commands ----------------------------------------------------------------------------------------------------
@@ -117,7 +120,7 @@ class DraftScheduler:
             return
         self._sessions.close(message.request_id)
         config = self._config
-        session = DraftSession(message, config.max_model_len, config.eos_token_ids, now)
+        session = DraftSession(message, config.max_model_len, config.eos_token_ids, now, self._grammars)
         shortage = self._sessions.admit(session, now)
         if shortage is not None:
             self.refuse(message, RefusalReason.QUEUE_FULL, shortage)
@@ -162,6 +165,7 @@ class DraftScheduler:
             self._sessions.refuse(session, RefusalReason.TOO_LONG, f"the draft model reads {limit} tokens")
             return
         self._sessions.kv.truncate(session.request_id, session.num_tokens)
+        self._sessions.prefixes.publish(session)
         self._ship(session, now)
 
     def _can_read(self, token_ids: tuple[int, ...]) -> bool:
@@ -176,7 +180,7 @@ class DraftScheduler:
         short, long = self._by_length()
         # Drafting goes first, but leaves a quarter of the rows and one place to prompts, so that reading never stops.
         drafting = self._fill((), short, budget - budget // 4 if long else budget, max(1, max_seqs - bool(long)), now)
-        return SchedulerOutput(self._fill(drafting, long, budget, max_seqs, now))
+        return SchedulerOutput(self._fill(drafting, self._sessions.prefixes.ready(long), budget, max_seqs, now))
 
     def apply(self, step: SchedulerOutput, output: StepOutput, now: float, step_s: float) -> StepStats:
         """Take in what a step computed and sampled, and ship the blocks that are now complete."""
@@ -201,6 +205,11 @@ class DraftScheduler:
         session.advance(len(item.token_ids))
         if item.request_id in output.failed:
             self._sessions.refuse(session, RefusalReason.INTERNAL, output.failed[item.request_id])
+            return
+        self._sessions.prefixes.publish(session)
+        if item.request_id in output.stuck:
+            session.get_stuck()
+            self._ship(session, now)
         elif item.num_samples:
             session.add_guess(output.samples[item.request_id].token_ids[0])
             self._ship(session, now)
@@ -233,8 +242,8 @@ class DraftScheduler:
         for session in sessions:
             if num_left <= 0 or len(chosen) >= max_seqs:
                 break
-            rows = session.pending_rows(num_left)
-            if self._sessions.make_room(session, session.num_computed_tokens + len(rows), chosen, now):
+            rows = session.pending_rows(num_left)  # none if all that was pending has come out of the prefix cache
+            if rows and self._sessions.make_room(session, session.num_computed_tokens + len(rows), chosen, now):
                 chosen[session.request_id] = self._rows_of(session, rows)
                 num_left -= len(rows)
         return tuple(chosen.values())
@@ -250,6 +259,7 @@ class DraftScheduler:
             num_samples=int(is_last),
             sampling=session.sampling,
             history=session.history() if is_last else None,
+            token_masks=session.token_mask() if is_last else None,
         )
 
     def _ship(self, session: DraftSession, now: float) -> None:

@@ -13,7 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 
+from cluster.core.draft_guide import draft_guide
+from cluster.core.grammar import Grammars
 from cluster.core.logit_history import logit_history
+from cluster.core.prefix_cache import TokenChain
 from cluster.core.step import SamplingHistory
 from cluster.messages import MAX_DRAFT_TOKENS, Committed, DraftBlock, Open
 
@@ -30,17 +33,26 @@ class DraftSession:
     """Owns what is committed for one request, what is guessed after it, and how much of both has valid KV."""
 
     __slots__ = (
-        "_history", "_stop_token_ids", "epoch", "guesses", "last_used", "max_len", "num_computed_tokens", "num_owed",
+        "_guide", "_history", "_is_stuck", "_num_prompt_tokens", "_stop_token_ids", "chain", "epoch", "guesses",
+        "last_used", "max_len", "num_computed_tokens", "num_owed",
         "request_id", "sampling", "token_ids",
     )  # fmt: skip
 
-    def __init__(self, message: Open, max_len: int, eos_token_ids: frozenset[int], now: float) -> None:
+    def __init__(
+        self,
+        message: Open,
+        max_len: int,
+        eos_token_ids: frozenset[int],
+        now: float,
+        grammars: Grammars | None = None,
+    ) -> None:
         """Begin at `message.token_ids` (at least one). `max_len` bounds committed and guessed tokens together."""
         sampling = message.sampling
         self.request_id = message.request_id
         self.epoch = message.epoch
         self.sampling = replace(sampling, num_logprobs=None)  # guesses need no log-probabilities
         self.token_ids = list(message.token_ids)
+        self.chain = TokenChain(message.tenant, self.token_ids)
         self.guesses: list[int] = []
         self.num_computed_tokens = 0
         self.max_len = max_len
@@ -50,6 +62,9 @@ class DraftSession:
         self._stop_token_ids = eos | frozenset(sampling.stop_token_ids)
         prompt, output = message.token_ids[: message.num_prompt_tokens], message.token_ids[message.num_prompt_tokens :]
         self._history = logit_history(sampling, prompt, output, self._stop_token_ids)
+        self._guide = draft_guide(grammars, sampling.grammar, eos_token_ids)
+        self._num_prompt_tokens = message.num_prompt_tokens
+        self._is_stuck = False  # nothing can be guessed after these guesses
 
     @property
     def committed_len(self) -> int:
@@ -84,6 +99,12 @@ class DraftSession:
         """What the next guess depends on beside its logits: what is committed, and every guess after it."""
         return None if self._history is None else self._history.snapshot(self.guesses)
 
+    def token_mask(self) -> bytes | None:
+        """What the request's grammar allows the next guess to be; None: anything."""
+        if self._guide is None:
+            return None
+        return self._guide.next_mask(self.token_ids[self._num_prompt_tokens :], self.guesses)
+
     def commit(self, message: Committed, now: float) -> CommitOutcome:
         """Follow the target: keep guesses and KV up to the first difference, forget the rest."""
         outcome = self._judge(message)
@@ -97,9 +118,18 @@ class DraftSession:
         """Record that the next `num_rows` pending tokens now have KV."""
         self.num_computed_tokens += num_rows
 
+    def skip_to(self, num_tokens: int) -> None:
+        """KV for the first `num_tokens` committed tokens was cached."""
+        self.num_computed_tokens = num_tokens
+
     def add_guess(self, token_id: int) -> None:
         """Append a guess sampled from the last token's row."""
         self.guesses.append(token_id)
+        self._is_stuck = self._guide is not None and self._guide.ends_with(self.guesses)
+
+    def get_stuck(self) -> None:
+        """Record that the model has no token for the next guess, until more is committed."""
+        self._is_stuck = True
 
     def take_block(self, now: float) -> DraftBlock:
         """The block owed for this committed_len; nothing is owed afterwards. Guesses beyond it are kept."""
@@ -112,7 +142,7 @@ class DraftSession:
 
     @property
     def _has_ended(self) -> bool:
-        return bool(self.guesses) and self.guesses[-1] in self._stop_token_ids
+        return self._is_stuck or (bool(self.guesses) and self.guesses[-1] in self._stop_token_ids)
 
     def _judge(self, message: Committed) -> CommitOutcome:
         if message.epoch < self.epoch or message.base_len < self.committed_len:
@@ -130,6 +160,9 @@ class DraftSession:
         self.token_ids.extend(token_ids)
         if self._history is not None:
             self._history.append(token_ids)
+        if self._guide is not None:
+            self._guide.append(token_ids)
+            self._is_stuck = self._guide.ends_with(self.guesses)
 
 
 def _common_prefix_len(left: list[int], right: tuple[int, ...]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator
 
 from cluster.core.draft_session import DraftSession
 from cluster.core.kv_cache import KVCacheManager
+from cluster.core.prefix_sharing import PrefixSharing
 from cluster.messages import Refusal, RefusalReason
 
 
@@ -19,6 +20,7 @@ class DraftSessions:
 
     def __init__(self, kv: KVCacheManager, max_sessions: int, idle_after_s: float) -> None:
         self.kv = kv
+        self.prefixes = PrefixSharing(kv)
         self.num_evicted = 0
         self._max_sessions = max_sessions
         self._idle_after_s = idle_after_s
@@ -43,7 +45,7 @@ class DraftSessions:
         """Take a session in, with KV for the tokens that it has; else say what is short. Only idle ones give way."""
         if len(self._sessions) >= self._max_sessions and not self._evict_idle(now):
             return f"{self._max_sessions} draft sessions are open"
-        while not self.kv.allocate_slots(session.request_id, session.committed_len):
+        while not self.prefixes.admit(session):
             if not self._evict_idle(now):
                 return "no KV blocks are free"
         self._sessions[session.request_id] = session

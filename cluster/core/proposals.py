@@ -19,7 +19,10 @@ class Proposals:
         self._draft_length = draft_length
 
     def take(self, sequence: Sequence, block: DraftBlock, now: float) -> None:
-        """Keep a block whose guesses fit what is committed; count any other. An empty one ends the wait for guesses."""
+        """Keep a block whose guesses fit what is committed; count any other. An empty one ends the wait for guesses.
+
+        One that begins with what the sequence's grammar forbids is known to be rejected, and need not be verified.
+        """
         if not block.token_ids:
             if block.committed_len == sequence.num_tokens:
                 self._hold.block_came(sequence, HoldOutcome.DECLINED)
@@ -29,8 +32,13 @@ class Proposals:
             return
         sequence.draft_is_late = False
         self._learn(sequence, block, now)
-        if _is_older(block, sequence.pending) or not guesses_left(block, sequence.token_ids):
+        guesses = guesses_left(block, sequence.token_ids)
+        if _is_older(block, sequence.pending) or not guesses:
             self.num_stale += 1
+            return
+        if sequence.guide is not None and not sequence.guide.legal_prefix(guesses):
+            self._draft_length.observe_acceptance(sequence.draft_length, len(guesses), 0)
+            self._hold.block_came(sequence, HoldOutcome.DECLINED)  # as good as none
             return
         self._hold.block_came(sequence, HoldOutcome.ARRIVED)
         sequence.pending = block

@@ -12,6 +12,8 @@ logit_bias, then min_tokens.
 All of that in double precision, each operation rounded. "So far" is every token before the position that is sampled:
 in a window, the draft tokens before it count as if they had been emitted.
 
+Then `masked`, for a grammar: -inf for each token that it does not allow there, so nothing before can lift one.
+
 Then `sample`. Order of application: temperature → min_p → top_k → top_p → argmax of scaled logit + keyed noise.
 
     x(v) = (logit(v) - largest logit) * (1 / temperature), in double precision, ≤ 0
@@ -35,6 +37,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cluster.core.grammar import TokenMask
 from cluster.core.keyed_noise import gumbel_of, output, row_key
 from cluster.messages import SamplingParams, TokenLogprobs
 
@@ -93,6 +96,12 @@ def adjusted(
 
     ids = range(len(logits)) if token_ids is None else token_ids
     return [adjust(logit, token_id) for logit, token_id in zip(logits, ids, strict=True)]
+
+
+def masked(logits: Sequence[float], mask: TokenMask, token_ids: Sequence[int] | None = None) -> list[float]:
+    """The logits that `sample` is to be given in a grammar. token_ids: as for `sample`."""
+    ids = range(len(logits)) if token_ids is None else token_ids
+    return [logit if mask.allows(token_id) else -math.inf for logit, token_id in zip(logits, ids, strict=True)]
 
 
 def float32(value: float) -> float:

@@ -11,10 +11,12 @@ from cluster.core.acceptance import accept_equal
 from cluster.core.admission import SchedulerConfig, make_sequence, refuse, refuse_duplicate, refuse_overload
 from cluster.core.deadlines import Deadlines
 from cluster.core.draft_length import DraftLengthController
+from cluster.core.grammar import TokenMatcher
 from cluster.core.hold import Hold, HoldPolicy
 from cluster.core.integrity import check_queues, check_slots
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.prefill_budget import PrefillBudget
+from cluster.core.prefix_sharing import PrefixSharing
 from cluster.core.proposals import Proposals
 from cluster.core.sequence import HoldOutcome, Sequence, SequenceStatus
 from cluster.core.sequence_queue import SequenceQueue
@@ -37,6 +39,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, draft_length: DraftLengthController) -> None:
         self.config = config
         self._kv = kv
+        self._prefixes = PrefixSharing(kv)
         self._draft_length = draft_length
         self._hold = HoldPolicy(config.hold, config.max_hold_s, draft_length)
         self._sequences: dict[str, Sequence] = {}
@@ -56,8 +59,12 @@ class Scheduler:
 
     # --- commands ---
 
-    def submit(self, submit: Submit, now: float) -> Refusal | None:
-        """Queue a request; or say why not: a duplicate, malformed, too long for the model or the pool, no room."""
+    def submit(self, submit: Submit, now: float, matcher: TokenMatcher | None = None) -> Refusal | None:
+        """Queue a request; or say why not: a duplicate, malformed, too long for the model or the pool, no room.
+
+        `matcher`: at the start of an output in the request's grammar, if it has one. Raises GrammarError if the output
+        that the request comes with does not follow it.
+        """
         if submit.request_id in self._sequences:
             return refuse_duplicate(submit)
         refusal = refuse(submit, self.config, self._kv)
@@ -65,7 +72,7 @@ class Scheduler:
             return refusal
         if len(self._sequences) >= self.config.max_num_seqs + self.config.max_queued:
             return refuse_overload(submit, len(self._waiting))
-        sequence = make_sequence(submit, self.config, next(self._arrivals), now)
+        sequence = make_sequence(submit, self.config, next(self._arrivals), now, matcher)
         self._sequences[submit.request_id] = sequence
         self._shares.enter(submit.tenant)
         self._waiting.add(sequence)
@@ -122,7 +129,7 @@ class Scheduler:
         prefilling = [sequence for sequence in self._running if sequence.is_prefilling]
         plan.add_guesses(plan.num_rows_left // 2 if prefilling else plan.num_rows_left)
         allowance = self._prefill.allowance(plan.num_planned_rows, len(self._running) - len(prefilling))
-        plan.add_prefills(in_order_of_service(prefilling, self._shares), allowance)
+        plan.add_prefills(self._prefixes.ready(in_order_of_service(prefilling, self._shares)), allowance)
         return plan.freeze(now, self._wake_at(hold))
 
     def _must_run(self, decoding: list[Sequence]) -> bool:
@@ -169,10 +176,8 @@ class Scheduler:
         """
         while len(self._waiting) and len(self._running) < self.config.max_running:
             sequence = self._waiting.first
-            num_needed = self._kv.num_blocks_for(sequence.num_tokens)
-            if num_needed + len(self._running) > self._kv.pool.num_free:
+            if not self._prefixes.admit(sequence, num_spare=len(self._running)):
                 return
-            self._kv.allocate_slots(sequence.request_id, sequence.num_tokens)
             self._waiting.start(sequence)
             sequence.status = SequenceStatus.RUNNING
             self._running.add(sequence)
@@ -196,6 +201,8 @@ class Scheduler:
             sequence.num_computed_tokens += len(item.token_ids) - item.num_draft_tokens
             if item.num_samples:
                 commits.append(self._commit(sequence, item, _samples(item, step_output), now, step_s))
+            else:
+                self._prefixes.publish(sequence)
         return commits
 
     def _commit(
@@ -206,9 +213,12 @@ class Scheduler:
         if item.num_draft_tokens:
             self._draft_length.observe_acceptance(sequence.draft_length, item.num_draft_tokens, accepted.num_accepted)
         token_ids, finish_reason = sequence.cut(accepted.emitted)
+        finish_reason = sequence.follow_grammar(token_ids, finish_reason)
+        num_cached_tokens = sequence.cached_prompt_tokens()
         base_len, timings = sequence.num_tokens, sequence.timings(step_s)
         sequence.append(token_ids)
         self._shares.charge(sequence.request.tenant, len(token_ids))
+        self._prefixes.publish(sequence)
         if finish_reason is None:
             next_draft_len = self._go_on(sequence, item, now)
         else:
@@ -224,6 +234,7 @@ class Scheduler:
             finish_reason=finish_reason,
             logprobs=None if sampled.logprobs is None else sampled.logprobs[: len(token_ids)],
             timings=timings,
+            num_cached_tokens=num_cached_tokens,
         )
 
     def _go_on(self, sequence: Sequence, item: ScheduledSequence, now: float) -> int:
@@ -249,6 +260,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_stale_blocks=self._proposals.num_stale,
             holds={outcome.value: self._hold.outcomes[outcome] for outcome in HoldOutcome},
+            prefix_cache=self._kv.prefix_stats(),
         )
 
     def check_integrity(self) -> None:

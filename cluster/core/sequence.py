@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster.core.draft_length import DraftLengthState
+from cluster.core.grammar import GrammarError, GrammarGuide
 from cluster.core.logit_history import LogitHistory
+from cluster.core.prefix_cache import TokenChain
 from cluster.messages import DraftBlock, FinishReason, StepTimings, Submit
 
 _MAX_REMEMBERED_COMMITS = 8  # a block later than that teaches nothing
@@ -79,9 +81,13 @@ class Sequence:
     stop_token_ids: frozenset[int]
     draft_length: DraftLengthState
     token_ids: list[int]
+    chain: TokenChain = field(init=False)
     history: LogitHistory | None = None  # only where the sampling parameters depend on it
+    guide: GrammarGuide | None = None  # only with a grammar
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # of them, tokens that were never computed for it
+    num_lost_tokens: int = 0  # were computed or cached when it was preempted
     in_step: bool = False  # scheduled, not applied yet
     pending: DraftBlock | None = None  # the newest block whose guesses fit the committed tokens
     wait: BlockWait | None = None
@@ -95,6 +101,9 @@ class Sequence:
     has_committed: bool = False
     is_aged: bool = False  # started before its turn, since it had waited longest: gives way to none but such
     finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.chain = TokenChain(self.request.tenant, self.token_ids)
 
     @property
     def request_id(self) -> str:
@@ -130,7 +139,8 @@ class Sequence:
         """Guesses to verify next: what the last commit asked for, which leaves room for the target's own token."""
         if self.pending is None:
             return ()
-        return guesses_left(self.pending, self.token_ids)[: self.draft_length.draft_len]
+        guesses = guesses_left(self.pending, self.token_ids)[: self.draft_length.draft_len]
+        return guesses if self.guide is None else self.guide.legal_prefix(guesses)
 
     def enter_step(self, now: float) -> None:
         """It is scheduled: the hold before this step, if any, is over."""
@@ -165,6 +175,27 @@ class Sequence:
             self.history.append(token_ids)
         self.num_computed_tokens = len(self.token_ids) - 1
 
+    def skip_to(self, num_tokens: int) -> None:
+        """KV for the first `num_tokens` tokens was cached. What it had itself before a preemption is no saving."""
+        self.num_cached_tokens += max(0, num_tokens - max(self.num_computed_tokens, self.num_lost_tokens))
+        self.num_computed_tokens = num_tokens
+
+    def cached_prompt_tokens(self) -> int:
+        """What its first commit reports, in whichever replica that is; 0 for any other commit."""
+        if self.has_committed or self.request.output_token_ids:
+            return 0
+        return min(self.num_cached_tokens, len(self.request.prompt_token_ids))
+
+    def follow_grammar(self, token_ids: tuple[int, ...], reason: FinishReason | None) -> FinishReason | None:
+        """Move the grammar on by what is committed; why the sequence ends, if not for `reason`, or None."""
+        if self.guide is None or reason is FinishReason.STOP:
+            return reason
+        try:
+            self.guide.append(token_ids)
+        except GrammarError:
+            return FinishReason.ERROR
+        return FinishReason.STOP if self.guide.is_complete else reason
+
     def timings(self, step_s: float) -> StepTimings:
         """Of the commit that is being made; the time in the queue belongs to the first."""
         queue_s = 0.0
@@ -191,6 +222,7 @@ class Sequence:
 
     def reset_kv(self) -> None:
         """Its KV is gone: everything must be computed again. Tokens and guesses stay."""
+        self.num_lost_tokens = max(self.num_lost_tokens, self.num_computed_tokens)
         self.num_computed_tokens = 0
         self.wait = self.held_since = None
         self.status = SequenceStatus.PREEMPTED

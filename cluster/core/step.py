@@ -54,7 +54,8 @@ class ScheduledSequence:
     num_samples: int
     sampling: SamplingParams
     num_draft_tokens: int = 0
-    history: SamplingHistory | None = None  # None: its logits are sampled as they are
+    history: SamplingHistory | None = None  # None: penalties, biases and min_tokens change nothing
+    token_masks: bytes | None = None  # a TokenMask's bits for each sample, end to end; None: every token is allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,22 @@ class SampledTokens:
 class StepOutput:
     """What a model runner returns: samples for every scheduled sequence with num_samples > 0, by request_id.
 
-    A sequence whose logits cannot be sampled (NaN, +inf) has no samples; `failed` says why, and only it must end.
+    A sequence whose logits cannot be sampled (NaN, +inf) has no samples; `failed` says why, and only it must end. One
+    of `stuck` has none because the model scores no token that its mask allows.
     """
 
     samples: Mapping[str, SampledTokens] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+    stuck: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheStats:
+    """What a replica's prefix cache holds now, and what came of it since it was made."""
+
+    num_blocks: int = 0  # in use or idle
+    num_query_tokens: int = 0  # of sequences when they were admitted, once per admission
+    num_hit_tokens: int = 0  # of those, tokens whose KV was there
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,7 @@ class SchedulerStats:
     num_preemptions: int = 0
     num_stale_blocks: int = 0  # draft blocks whose stamp or shape no longer fitted
     holds: Mapping[str, int] = field(default_factory=dict)  # by outcome: arrived, declined, expired, not_worth
+    prefix_cache: PrefixCacheStats = PrefixCacheStats()
 
     @property
     def num_free_blocks(self) -> int:

@@ -74,6 +74,7 @@ class StepPlan:
         known_end = start + rows.num_tokens
         num_samples = num_guesses + 1 if known_end == sequence.num_tokens else 0
         history = sequence.history if num_samples else None
+        guide = sequence.guide if num_samples else None
         return ScheduledSequence(
             request_id=sequence.request_id,
             token_ids=tuple(sequence.token_ids[start:known_end]) + rows.guesses,
@@ -83,4 +84,5 @@ class StepPlan:
             sampling=sequence.request.sampling,
             num_draft_tokens=num_guesses,
             history=None if history is None else history.snapshot(rows.guesses),
+            token_masks=None if guide is None else guide.masks(rows.guesses),
         )

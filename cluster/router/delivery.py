@@ -173,6 +173,7 @@ class Delivery:
             num_steps=stats.num_steps + bool(commit.token_ids),
             num_draft_tokens=stats.num_draft_tokens + commit.num_draft_tokens,
             num_accepted_tokens=stats.num_accepted_tokens + commit.num_accepted_tokens,
+            num_cached_tokens=max(stats.num_cached_tokens, min(commit.num_cached_tokens, stats.prompt_tokens)),
         )
 
     def _stop_token(self, commit: Commit) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,26 +15,38 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from cluster.runtime.model_spec import ModelError, ModelSpec
+from cluster.runtime.model_spec import ModelError, ModelSpec, parse_eos
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
 def load_spec(path: Path) -> ModelSpec:
-    """The spec of a model directory.
+    """The spec of a model directory of the Llama family, see read_config.
 
-    A sequence ends at every id that generation_config.json names, or else config.json, and at the tokenizer's own.
+    Raises ModelError, and its subclass UnsupportedModel for what the family's decoder does not compute.
+    """
+    try:
+        return ModelSpec.from_pretrained_config(read_config(path))
+    except ModelError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A model directory's config.json, with every id that ends a sequence in `eos_token_id`.
+
+    These are all that generation_config.json names, or else config.json, and the tokenizer's own. Raises ModelError.
     """
     config = _read_json(path / "config.json")
     generation = path / "generation_config.json"
     if generation.is_file() and (eos := _read_json(generation).get("eos_token_id")) is not None:
         config["eos_token_id"] = eos
     try:
-        spec = ModelSpec.from_pretrained_config(config)
+        named = parse_eos(config)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    return replace(spec, eos_token_ids=spec.eos_token_ids | _tokenizer_eos(path))
+    config["eos_token_id"] = sorted(named | _tokenizer_eos(path))
+    return config
 
 
 def _tokenizer_eos(path: Path) -> frozenset[int]:

@@ -16,10 +16,16 @@ from cluster.runtime.kernels.elementwise import (
     launch_rms_norm,
     rms_norm_function,
 )
+from cluster.runtime.kernels.formats import Format
 from cluster.runtime.kernels.linear import launch_linear, linear_function
 from cluster.runtime.threads import kernel_team
 
-_WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
+FORMATS = {
+    torch.float32: Format.FLOAT32,
+    torch.bfloat16: Format.BFLOAT16,
+    torch.float16: Format.FLOAT16,
+    torch.int8: Format.INT8,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,38 +35,55 @@ class PackedLinear:
     torch_above_rows: with more rows than this, torch's bfloat16 product takes over; None: never.
     """
 
-    weight: Tensor  # float32 or bfloat16 [out_features, in_features], contiguous
+    weight: Tensor  # of any dtype in FORMATS, [out_features, in_features], contiguous
+    scales: Tensor | None  # float32 [out_features], of int8 weights only
     bias: Tensor | None  # float32 [out_features]
     torch_above_rows: int | None
 
     @classmethod
-    def pack(cls, weight: Tensor, bias: Tensor | None = None, torch_above_rows: int | None = None) -> PackedLinear:
+    def pack(
+        cls,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        torch_above_rows: int | None = None,
+        scales: Tensor | None = None,
+    ) -> PackedLinear:
         """Raises ValueError for other dtypes and layouts.
 
-        A float32 weight always uses the kernel, whose results do not depend on the number of rows.
+        Only bfloat16 weights ever leave the kernel, whose results do not depend on the number of rows.
         """
-        if weight.dtype not in _WEIGHT_DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
-            raise ValueError(
-                f"weights must be a float32 or bfloat16 matrix on the CPU, got {weight.dtype} {weight.shape}"
-            )
-        if bias is not None and bias.shape != weight.shape[:1]:
-            raise ValueError(f"bias of shape {tuple(bias.shape)} does not fit weights of shape {tuple(weight.shape)}")
+        if weight.dtype not in FORMATS or weight.dim() != 2 or weight.device.type != "cpu":
+            raise ValueError(f"weights must be a float or int8 matrix on the CPU, got {weight.dtype} {weight.shape}")
+        if (scales is not None) != (weight.dtype == torch.int8):
+            raise ValueError("int8 weights need scales, and other weights have none")
         limit = torch_above_rows if weight.dtype == torch.bfloat16 else None
-        return cls(weight.contiguous(), None if bias is None else bias.float().contiguous(), limit)
+        return cls(weight.contiguous(), _vector(scales, weight), _vector(bias, weight), limit)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that it holds."""
+        return [tensor for tensor in (self.weight, self.scales, self.bias) if tensor is not None]
 
     def __call__(self, x: Tensor) -> Tensor:
         """See linear."""
         return linear(x, self)
 
 
+def _vector(values: Tensor | None, weight: Tensor) -> Tensor | None:
+    """A bias or scales for the kernel."""
+    if values is not None and values.shape != weight.shape[:1]:
+        raise ValueError(f"{tuple(values.shape)} numbers do not fit weights of shape {tuple(weight.shape)}")
+    return None if values is None else values.float().contiguous()
+
+
 def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None) -> Tensor:
-    """x W^T + bias + residual, float32 [num_rows, out_features], summed in float32.
+    """(x W^T) * scales + bias + residual, float32 [num_rows, out_features], summed in float32.
 
     x: float32 [num_rows, in_features] with adjacent features; residual: float32, contiguous, of the result's shape.
     Without torch_above_rows a row's result does not depend on the other rows or their number, to the bit.
     Raises ValueError if a shape, dtype or layout does not fit.
     """
-    weight, bias = packed.weight, packed.bias
+    weight = packed.weight
     num_columns, depth = weight.shape
     if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != depth or x.stride(1) != 1:
         raise ValueError(f"expected float32 [rows, {depth}] with adjacent features, got {x.dtype} {tuple(x.shape)}")
@@ -69,10 +92,10 @@ def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None) -> T
     out = torch.empty((len(x), num_columns))
     if residual is not None and (residual.shape != out.shape or not _is_plain(residual)):
         raise ValueError(f"expected a contiguous float32 residual {tuple(out.shape)}, got {tuple(residual.shape)}")
-    addends = (0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr())
+    vectors = (0 if tensor is None else tensor.data_ptr() for tensor in (packed.scales, packed.bias, residual))
     team = kernel_team()
-    addresses = (x.data_ptr(), weight.data_ptr(), *addends, out.data_ptr())
-    sizes = (len(x), num_columns, depth, 4 * x.stride(0), weight.element_size())
+    addresses = (x.data_ptr(), weight.data_ptr(), *vectors, out.data_ptr())
+    sizes = (len(x), num_columns, depth, 4 * x.stride(0), FORMATS[weight.dtype].value)
     launch_linear(team.address, linear_function(), *addresses, *sizes)
     return out
 

@@ -1,4 +1,4 @@
-"""A decoder layer's operations on the CPU: float32 activations, float32 or bfloat16 matrices, our own kernels."""
+"""A decoder layer's operations on the CPU: float32 activations, stored matrices, our own kernels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class CpuLayerOps:
     """In float32 a row's results depend on that row alone, to the bit, whatever else is in the batch."""
 
     def activation_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
-        """See LayerOps.activation_dtype: bfloat16 weights are widened on the fly."""
+        """See LayerOps.activation_dtype: weights are widened on the fly."""
         return torch.float32
 
     def linear(self, weights: LinearWeights) -> Linear:
         """See LayerOps.linear."""
-        return CpuLinear(PackedLinear.pack(weights.weight, weights.bias, default_torch_above_rows()))
+        return CpuLinear(PackedLinear.pack(weights.weight, weights.bias, default_torch_above_rows(), weights.scales))
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See LayerOps.rms_norm."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.runtime.attention.cpu import CpuAttention
-from cluster.runtime.cpu_kernels import PackedLinear, default_torch_above_rows
+from cluster.runtime.cpu_kernels import FORMATS, PackedLinear, default_torch_above_rows
 from cluster.runtime.cpu_layers import CpuLayerOps
 from cluster.runtime.decoder_layer import PlainLayerStack
 from cluster.runtime.input_batch import InputBatch
@@ -59,9 +59,9 @@ def _float(tensor: Tensor) -> Tensor:
     return tensor.float().contiguous()
 
 
-def _matrix(weights: LinearWeights) -> tuple[Tensor, Tensor | None]:
-    packed = PackedLinear.pack(weights.weight, weights.bias)
-    return packed.weight, packed.bias
+def _matrix(weights: LinearWeights) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    packed = PackedLinear.pack(weights.weight, weights.bias, None, weights.scales)
+    return packed.weight, packed.scales, packed.bias
 
 
 class CpuLayerStack:
@@ -74,8 +74,8 @@ class CpuLayerStack:
     def __init__(self, spec: ModelSpec, layers: Sequence[LayerWeights]) -> None:
         dtype = layers[0].qkv.weight.dtype
         self._spec = spec
-        self._weight_bytes = dtype.itemsize
-        self._max_rows = None if dtype == torch.float32 else default_torch_above_rows()
+        self._weights_stored = FORMATS[dtype].value
+        self._max_rows = default_torch_above_rows() if dtype == torch.bfloat16 else None
         self._plain = PlainLayerStack(spec, layers, CpuLayerOps(), CpuAttention())
         self._layers = tuple(_LayerTensors.of(layer) for layer in layers)
         self._scratch_widths = _scratch_widths(spec)
@@ -111,7 +111,7 @@ class CpuLayerStack:
             *(host.query_start.ctypes.data, host.context_len.ctypes.data),
             *(len(hidden), len(host.context_len), host.block_table.strides[0]),
             *(spec.hidden_size, spec.intermediate_size, spec.num_heads, spec.num_kv_heads, spec.head_dim),
-            *(self._weight_bytes, kv.keys[0].element_size(), kv.block_size),
+            *(self._weights_stored, FORMATS[kv.keys[0].dtype].value, kv.block_size),
             *(scratch.data_ptr() + 4 * len(hidden) * start for start in starts),
             *(linear_function(), rms_norm_function(), gated_silu_function(), rotary_function(), kv_write_function()),
             *(*attention_functions(), team.num_threads),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from cluster.core.draft_scheduler import DraftScheduler, DraftSchedulerConfig
+from cluster.core.grammar import Grammars
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.step import StepStats
 from cluster.messages import DraftCommand, DraftEvent
@@ -24,5 +25,7 @@ class DraftEngine(EngineLoop[DraftCommand, DraftEvent]):
         on_events: Callable[[list[DraftEvent]], None] | None = None,
         on_step: Callable[[StepStats], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
-        super().__init__(DraftScheduler(config, kv), runner, on_events, on_step, clock)
+        """`grammars`: without it, guesses are made without regard to them."""
+        super().__init__(DraftScheduler(config, kv, grammars), runner, on_events, on_step, clock)

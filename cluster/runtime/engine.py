@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from cluster.core.grammar import GrammarError, Grammars
 from cluster.core.scheduler import Scheduler
 from cluster.core.step import SchedulerOutput, SchedulerStats, StepOutput, StepStats
 from cluster.messages import (
@@ -20,14 +21,17 @@ from cluster.messages import (
     TargetEvent,
 )
 from cluster.runtime.engine_loop import EngineLoop
+from cluster.runtime.grammar_gate import GrammarGate
+from cluster.runtime.grammar_library import GrammarLibrary
 from cluster.runtime.work import Runner
 
 
 class TargetWork:
     """Owns the requests that a target replica has answered for, over the scheduler that owns their sequences."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, grammars: Grammars | None = None) -> None:
         self.is_draining = False
+        self._gate = GrammarGate(grammars)
         self._scheduler = scheduler
         self._live: dict[str, None] = {}  # submitted and not finished, oldest first
         self._events: list[TargetEvent] = []
@@ -45,7 +49,7 @@ class TargetWork:
             case SetDraftLimit():
                 self._scheduler.set_draft_limit(command)
             case Abort():
-                self._tell(self._scheduler.abort(command.request_id))
+                self._abort(command.request_id)
 
     def refusal_of(self, command: TargetCommand, reason: RefusalReason, message: str) -> Refusal | None:
         """The answer to a command that is not taken; only a submission wants one."""
@@ -54,20 +58,22 @@ class TargetWork:
     def refuse(self, command: TargetCommand, reason: RefusalReason, message: str) -> None:
         if isinstance(command, DraftBlock | SetDraftLimit):
             return  # a hint; its request decodes on without it
-        self._scheduler.abort(command.request_id)
-        self._live.pop(command.request_id, None)
+        self._drop(command.request_id)
         self._events.append(Refusal(command.request_id, reason, message))
 
     def refuse_all(self, reason: RefusalReason, message: str) -> None:
         self._refuse_each(list(self._live), reason, message)
 
     def schedule(self, now: float) -> SchedulerOutput:
+        for submit, received_at in self._gate.take_ready():
+            self._queue(submit, received_at)
         self._tell(*self._scheduler.expire(now))
         return self._scheduler.schedule(now)
 
     def apply(self, step: SchedulerOutput, output: StepOutput, now: float, step_s: float) -> StepStats:
         for request_id, message in output.failed.items():
             self._refuse_each([request_id], RefusalReason.INTERNAL, message)
+        self._refuse_each(list(output.stuck), RefusalReason.UNSUPPORTED, "grammar: the model has no token for it")
         commits = self._scheduler.apply(step.scheduled, output, now, step_s)
         self._tell(*commits)
         return step_stats(step, commits, step_s, self._scheduler.stats())
@@ -88,11 +94,33 @@ class TargetWork:
         if self.is_draining:
             self._events.append(Refusal(command.request_id, RefusalReason.DRAINING, "the target replica is draining"))
             return
-        refusal = self._scheduler.submit(command, now)
-        if refusal is None:
-            self._live[command.request_id] = None
-        else:
+        self._live[command.request_id] = None
+        self._queue(command, now)
+
+    def _queue(self, command: Submit, now: float) -> None:
+        """Hand a live request to the scheduler, as soon as its grammar is compiled."""
+        try:
+            matcher = None if command.sampling.grammar is None else self._gate.find(command)
+            if matcher is None and command.sampling.grammar is not None:
+                self._gate.hold(command, now)
+                return
+            refusal = self._scheduler.submit(command, now, matcher)
+        except GrammarError as error:
+            refusal = Refusal(command.request_id, RefusalReason.UNSUPPORTED, f"grammar: {error}")
+        if refusal is not None:
+            self._live.pop(command.request_id, None)
             self._events.append(refusal)
+
+    def _abort(self, request_id: str) -> None:
+        if self._gate.forget(request_id):
+            del self._live[request_id]
+        else:
+            self._tell(self._scheduler.abort(request_id))
+
+    def _drop(self, request_id: str) -> None:
+        self._gate.forget(request_id)
+        self._scheduler.abort(request_id)
+        self._live.pop(request_id, None)
 
     def _tell(self, *commits: Commit | None) -> None:
         for commit in commits:
@@ -106,8 +134,7 @@ class TargetWork:
         """Drop requests that are still live; a Refusal is their last event."""
         for request_id in request_ids:
             if request_id in self._live:
-                self._scheduler.abort(request_id)
-                del self._live[request_id]
+                self._drop(request_id)
                 self._events.append(Refusal(request_id, reason, message))
 
 
@@ -121,8 +148,12 @@ class Engine(EngineLoop[TargetCommand, TargetEvent]):
         on_events: Callable[[list[TargetEvent]], None] | None = None,
         on_step: Callable[[StepStats], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarLibrary | None = None,
     ) -> None:
-        super().__init__(TargetWork(scheduler), runner, on_events, on_step, clock)
+        """`grammars`: without it, requests that have one are refused."""
+        super().__init__(TargetWork(scheduler, grammars), runner, on_events, on_step, clock)
+        if grammars is not None:
+            grammars.on_ready = self._inbox.wake
         self.max_model_len = scheduler.config.max_model_len  # tokens of the longest sequence, prompt and output
 
 

@@ -11,13 +11,17 @@ from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
 from cluster.core.draft_scheduler import DraftSchedulerConfig
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
+from cluster.grammar.compiler import GrammarCompiler
 from cluster.runtime.drafter import DraftEngine
 from cluster.runtime.engine import Engine
 from cluster.runtime.engine_loop import EngineLoop
+from cluster.runtime.grammar_library import GrammarLibrary
 from cluster.runtime.leader import TensorParallelRunner, build_tensor_parallel_runner
 from cluster.runtime.model_runner import ModelRunner, build_runner
+from cluster.runtime.model_store import resolve_model
 from cluster.runtime.rank_processes import RankProcesses
 from cluster.runtime.ranks import Launcher
+from cluster.tokenizer import Tokenizer
 
 EngineT = TypeVar("EngineT", bound=EngineLoop[Any, Any])
 
@@ -32,7 +36,7 @@ def load_engine(
     launch: starts the other ranks of a tensor-parallel replica. Raises ModelError if the model cannot be served.
     """
     runner = _load_runner(pool, device, None, launch)
-    return owning(target_engine(runner, pool, speculation), runner)
+    return owning(target_engine(runner, pool, speculation, grammar_library(runner, pool.path)), runner)
 
 
 def load_draft_engine(
@@ -43,7 +47,7 @@ def load_draft_engine(
     launch: see load_engine. Raises ModelError if the model cannot be served.
     """
     runner = _load_runner(pool, device, target_path, launch)
-    return owning(draft_engine(runner, pool), runner)
+    return owning(draft_engine(runner, pool, grammar_library(runner, target_path)), runner)
 
 
 def _load_runner(pool: PoolConfig, device: Device, target_path: str | None, launch: Launcher) -> ModelRunner:
@@ -60,7 +64,19 @@ def owning(engine: EngineT, runner: ModelRunner) -> EngineT:
     return engine
 
 
-def target_engine(runner: ModelRunner, pool: PoolConfig, speculation: SpeculationConfig) -> Engine:
+def grammar_library(runner: ModelRunner, target_path: str) -> GrammarLibrary:
+    """Grammars over the target's tokens, whose tokenizer is loaded meanwhile."""
+
+    def load() -> GrammarCompiler:
+        vocabulary = Tokenizer.load(resolve_model(target_path)).vocabulary
+        return GrammarCompiler(vocabulary.pieces, vocabulary.special_ids, runner.eos_token_ids, runner.vocab_size)
+
+    return GrammarLibrary(load)
+
+
+def target_engine(
+    runner: ModelRunner, pool: PoolConfig, speculation: SpeculationConfig, grammars: GrammarLibrary | None = None
+) -> Engine:
     """Join a runner with the target's scheduler."""
     config = SchedulerConfig(
         max_num_seqs=pool.max_num_seqs,
@@ -73,8 +89,12 @@ def target_engine(runner: ModelRunner, pool: PoolConfig, speculation: Speculatio
         max_hold_s=speculation.max_hold_ms / 1000,
     )
     lengths = DraftLengthConfig(speculation.draft_length)
-    kv = KVCacheManager(BlockPool(runner.num_blocks), pool.block_size)
-    return Engine(Scheduler(config, kv, DraftLengthController(lengths)), runner)
+    scheduler = Scheduler(config, _kv_cache(runner, pool), DraftLengthController(lengths))
+    return Engine(scheduler, runner, grammars=grammars)
+
+
+def _kv_cache(runner: ModelRunner, pool: PoolConfig) -> KVCacheManager:
+    return KVCacheManager(BlockPool(runner.num_blocks), pool.block_size, pool.prefix_cache)
 
 
 def _max_model_len(runner: ModelRunner, pool: PoolConfig) -> int:
@@ -90,7 +110,7 @@ def _max_model_len(runner: ModelRunner, pool: PoolConfig) -> int:
     return min(runner.max_model_len, num_slots)
 
 
-def draft_engine(runner: ModelRunner, pool: PoolConfig) -> DraftEngine:
+def draft_engine(runner: ModelRunner, pool: PoolConfig, grammars: GrammarLibrary | None = None) -> DraftEngine:
     """Join a runner with draft sessions."""
     config = DraftSchedulerConfig(
         max_num_seqs=pool.max_num_seqs,
@@ -100,4 +120,4 @@ def draft_engine(runner: ModelRunner, pool: PoolConfig) -> DraftEngine:
         vocab_size=runner.vocab_size,
         eos_token_ids=runner.eos_token_ids,
     )
-    return DraftEngine(runner, KVCacheManager(BlockPool(runner.num_blocks), pool.block_size), config)
+    return DraftEngine(runner, _kv_cache(runner, pool), config, grammars=grammars)

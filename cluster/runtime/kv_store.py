@@ -6,11 +6,20 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from cluster.runtime.model_spec import ModelSpec
+from cluster.runtime.model_spec import KVHeads
+
+
+class HasKV(Protocol):
+    """A model's spec, as far as its cache goes."""
+
+    @property
+    def kv_heads(self) -> tuple[KVHeads, ...]:
+        """What each layer keeps of a token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,11 +31,11 @@ class KVCache:
 
     @classmethod
     def allocate(
-        cls, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        cls, spec: HasKV, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
         """Zeroed, so that unwritten slots hold finite numbers; on the CPU, pages are only touched on use."""
-        shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        memory = torch.zeros(shape, dtype=dtype, device=device)
+        shapes = [(2, num_blocks, block_size, layer.num_heads, layer.head_dim) for layer in spec.kv_heads]
+        memory = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         return cls(tuple(layer[0] for layer in memory), tuple(layer[1] for layer in memory))
 
     @property
@@ -47,9 +56,10 @@ class KVCache:
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
 
-def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+def bytes_per_block(spec: HasKV, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values."""
-    return spec.num_layers * 2 * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    per_token = sum(2 * layer.num_heads * layer.head_dim for layer in spec.kv_heads)
+    return block_size * per_token * dtype.itemsize
 
 
 def num_blocks_for(memory_fraction: float, block_bytes: int, total_bytes: int, most: int) -> int:

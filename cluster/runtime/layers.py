@@ -17,10 +17,19 @@ from cluster.runtime.rotary import apply_rotary
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearWeights:
-    """A matrix [out_features, in_features] and its bias [out_features], as the checkpoint has them."""
+    """A matrix [out_features, in_features] and its bias [out_features], as the checkpoint has them or quantised.
+
+    An int8 matrix has a scale for each row, float32 [out_features].
+    """
 
     weight: Tensor
     bias: Tensor | None = None
+    scales: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that it holds."""
+        return [tensor for tensor in (self.weight, self.bias, self.scales) if tensor is not None]
 
 
 class Linear(Protocol):

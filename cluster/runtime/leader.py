@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from cluster.config import Device, PoolConfig
-from cluster.runtime.checkpoint import load_spec
+from cluster.runtime.any_model import spec_for_ranks
 from cluster.runtime.input_batch import HostRows, InputBatch
 from cluster.runtime.kv_store import KVCache, bytes_per_block
-from cluster.runtime.model import context_length
 from cluster.runtime.model_runner import DTYPES, ModelRunner, num_kv_blocks
 from cluster.runtime.model_spec import ModelSpec
 from cluster.runtime.model_store import resolve_model
@@ -143,6 +142,7 @@ class LedModel:
         self.device = own.device
         self.max_model_len = own.max_model_len
         self.output_token_ids = own.output_token_ids
+        self.weight_bytes = own.weight_bytes
         self._leader = leader
         self._own = own
 
@@ -212,11 +212,10 @@ def _await_ready(job: RankJob, store: Store, ranks: Ranks) -> list[int]:
 
 def _num_blocks(pool: PoolConfig, device: torch.device) -> int:
     """Ranks on CPUs share the machine's memory; on GPUs the rank with the most KV heads sets the limit."""
-    path = resolve_model(pool.path)
-    spec = load_spec(path)
+    spec, length = spec_for_ranks(resolve_model(pool.path), pool.tensor_parallel, pool.max_model_len)
     shares = [bytes_per_block(part, pool.block_size, DTYPES[pool.dtype]) for part in _parts(spec, pool.tensor_parallel)]
     block_bytes = sum(shares) if device.type == "cpu" else max(shares)
-    return num_kv_blocks(pool, block_bytes, context_length(path, spec, pool.max_model_len), device)
+    return num_kv_blocks(pool, block_bytes, length, device)
 
 
 def _parts(spec: ModelSpec, size: int) -> list[ModelSpec]:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import torch
 
-from cluster.config import Device, DType, PoolConfig
+from cluster.config import Device, DType, PoolConfig, Quantization
 from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.messages import SamplingParams
+from cluster.runtime.any_model import load_any_model
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache, bytes_per_block, num_blocks_for, total_memory
-from cluster.runtime.model import Model, load_model
+from cluster.runtime.model import Model
 from cluster.runtime.model_spec import ModelError
 from cluster.runtime.model_store import resolve_model
 from cluster.runtime.sampler import Sampler, collect_step_output, make_sampler
 from cluster.runtime.threads import set_num_threads
 
-DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
+DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+
+
+def weight_dtype(pool: PoolConfig, device: torch.device) -> torch.dtype:
+    """The dtype of a pool's matrices. Raises ModelError where there are no kernels for it."""
+    if pool.quantization is Quantization.NONE:
+        return DTYPES[pool.dtype]
+    if device.type != "cpu":
+        raise ModelError(f"quantization: {pool.quantization.value} is for the CPU only, the device is {device.type}")
+    return torch.int8
 
 
 class ModelRunner:
@@ -86,7 +96,7 @@ def build_runner(pool: PoolConfig, device: Device, target_path: str | None = Non
         set_num_threads(pool.num_threads)
     dtype = DTYPES[pool.dtype]
     target = None if target_path is None else resolve_model(target_path)
-    model = load_model(resolve_model(pool.path), dtype, where, target, pool.max_model_len)
+    model = load_any_model(resolve_model(pool.path), weight_dtype(pool, where), where, target, pool.max_model_len)
     block_bytes = bytes_per_block(model.spec, pool.block_size, dtype)
     num_blocks = num_kv_blocks(pool, block_bytes, model.max_model_len, where)
     kv = KVCache.allocate(model.spec, num_blocks, pool.block_size, dtype, where)

@@ -12,6 +12,18 @@ class ModelError(ValueError):
     """A model cannot be served: missing, corrupt or unsupported. The message is one sentence for a person."""
 
 
+class UnsupportedModel(ModelError):
+    """A sound model that the Llama family's decoder does not compute; another way of serving it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVHeads:
+    """What one layer keeps of a token: a key and a value of head_dim numbers for each of num_heads heads."""
+
+    num_heads: int
+    head_dim: int
+
+
 class Family(StrEnum):
     """Decoder families, by transformers' `model_type`; SmolLM is a Llama."""
 
@@ -85,10 +97,24 @@ class ModelSpec:
         reduced = self.draft.output_vocab_size if self.draft else None
         return reduced or self.vocab_size
 
+    @property
+    def kv_heads(self) -> tuple[KVHeads, ...]:
+        """What each layer keeps of a token."""
+        return (KVHeads(self.num_kv_heads, self.head_dim),) * self.num_layers
+
     @classmethod
     def from_pretrained_config(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Parse transformers' config.json. Raises ModelError naming what is missing or not supported."""
         return _Parser(config).spec()
+
+
+def parse_eos(config: Mapping[str, Any]) -> frozenset[int]:
+    """The token ids of `eos_token_id`. Raises ModelError for anything but an id, a list of them, or none."""
+    value = config.get("eos_token_id")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) for item in values):
+        raise ModelError(f"config.json: eos_token_id must be a token id or a list of them, got {value!r}")
+    return frozenset(values)
 
 
 _REQUIRED = object()
@@ -122,7 +148,7 @@ class _Parser:
             qk_norm=family is Family.QWEN3,
             tied_embedding=self._flag("tie_word_embeddings"),
             sliding_window=self._sliding_window(family),
-            eos_token_ids=self._eos_token_ids(),
+            eos_token_ids=parse_eos(self._config),
             draft=self._draft(),
         )
         _check_heads(spec)
@@ -134,12 +160,12 @@ class _Parser:
             return Family(str(model_type))
         except ValueError:
             known = ", ".join(Family)
-            raise ModelError(f"model type {model_type!r} is not supported; supported types are {known}") from None
+            raise UnsupportedModel(f"model type {model_type!r} is not supported; supported types are {known}") from None
 
     def _refuse_unsupported(self) -> None:
         activation = self._config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
-            raise ModelError(f"activation {activation!r} is not supported, only silu is")
+            raise UnsupportedModel(f"activation {activation!r} is not supported, only silu is")
         if (quantization := self._config.get("quantization_config")) is not None:
             method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
             raise ModelError(
@@ -153,7 +179,7 @@ class _Parser:
             raise ModelError(f"config.json: rope_parameters must be an object, got {parameters!r}")
         rope = _Parser(parameters)
         if self._number("partial_rotary_factor", rope._number("partial_rotary_factor", 1.0)) != 1.0:
-            raise ModelError("partial rotary embeddings are not supported")
+            raise UnsupportedModel("partial rotary embeddings are not supported")
         original = self._config.get("original_max_position_embeddings") or self._size("max_position_embeddings")
         rope_type = rope._rope_type()
         if rope_type is not RopeType.DEFAULT and rope._optional_number("factor") is None:
@@ -179,7 +205,7 @@ class _Parser:
             return RopeType(str(name))
         except ValueError:
             known = ", ".join(RopeType)
-            raise ModelError(f"rope type {name!r} is not supported; supported types are {known}") from None
+            raise UnsupportedModel(f"rope type {name!r} is not supported; supported types are {known}") from None
 
     def _sliding_window(self, family: Family) -> int | None:
         """The narrowest window of any layer, None when all layers see everything."""
@@ -194,13 +220,6 @@ class _Parser:
             if self._size("max_window_layers", 0, minimum=0) >= self._size("num_hidden_layers"):
                 return None
         return self._size("sliding_window")
-
-    def _eos_token_ids(self) -> frozenset[int]:
-        value = self._config.get("eos_token_id")
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(item, int) for item in values):
-            raise ModelError(f"config.json: eos_token_id must be a token id or a list of them, got {value!r}")
-        return frozenset(values)
 
     def _draft(self) -> DraftSpec | None:
         value = self._config.get("paceline_draft")

@@ -66,17 +66,21 @@ def collect_step_output(step: SchedulerOutput, sampled: SamplerOutput) -> StepOu
     token_ids = sampled.token_ids.tolist()
     samples: dict[str, SampledTokens] = {}
     failed: dict[str, str] = {}
+    stuck: set[str] = set()
     row = 0
     for item in step.scheduled:
         rows = range(row, row + item.num_samples)
         row = rows.stop
-        if fault := next((sampled.faults[r] for r in rows if r in sampled.faults), None):
+        fault = next((sampled.faults[r] for r in rows if r in sampled.faults), None)
+        if fault is RowFault.EMPTY and item.token_masks is not None:
+            stuck.add(item.request_id)
+        elif fault is not None:
             failed[item.request_id] = f"the model's output cannot be sampled: {fault}"
         elif item.num_samples:
             samples[item.request_id] = SampledTokens(
                 tuple(token_ids[rows.start : rows.stop]), _logprobs(item, rows, sampled)
             )
-    return StepOutput(samples, failed)
+    return StepOutput(samples, failed, frozenset(stuck))
 
 
 def _logprobs(item: ScheduledSequence, rows: range, sampled: SamplerOutput) -> tuple[TokenLogprobs, ...] | None:

@@ -10,10 +10,12 @@ from cluster.core.sampling import RowFault
 from cluster.messages import TokenLogprobs
 from cluster.runtime.kernels.logit_adjustments import NO_ADJUSTMENTS, Adjustments
 from cluster.runtime.kernels.sampling_filters import FAULT_EMPTY, FAULT_INFINITE, FAULT_NAN
-from cluster.runtime.kernels.sampling_rows import Parameters, most_likely, sample_rows
+from cluster.runtime.kernels.sampling_rows import Changes, Parameters, most_likely, sample_rows
+from cluster.runtime.kernels.token_masks import NO_MASKS, Masks
 from cluster.runtime.logit_adjustments import LogitAdjustments, columns_of
 from cluster.runtime.sampler import SamplerOutput, check_shapes
 from cluster.runtime.sampling_batch import SamplingBatch
+from cluster.runtime.token_masks import TokenMasks
 
 _FAULTS = {FAULT_NAN: RowFault.NAN, FAULT_INFINITE: RowFault.INFINITE, FAULT_EMPTY: RowFault.EMPTY}
 
@@ -29,7 +31,8 @@ class CpuSampler:
         rows = logits.detach().contiguous().numpy()
         ids = _token_ids(logits.shape[1], output_token_ids)
         columns, codes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint8)
-        sample_rows(rows, ids, _parameters(batch), _adjustments(batch.adjustments, ids), columns, codes)
+        changes = Changes(_adjustments(batch.adjustments, ids), _masks(batch.masks))
+        sample_rows(rows, ids, _parameters(batch), changes, columns, codes)
         faults = {int(row): _FAULTS[int(codes[row])] for row in np.flatnonzero(codes)}
         logprobs = {
             row: _logprobs(rows[row], ids, int(columns[row]), num_top)
@@ -53,6 +56,10 @@ def _adjustments(given: LogitAdjustments | None, ids: NDArray[np.int32]) -> Adju
     if given is None:
         return NO_ADJUSTMENTS
     return Adjustments(given.row_start, columns_of(given.token_ids, ids), given.repetition, given.shift)
+
+
+def _masks(given: TokenMasks | None) -> Masks:
+    return NO_MASKS if given is None else Masks(given.mask_of_row, given.words)
 
 
 def _logprobs(logits: NDArray[np.float32], ids: NDArray[np.int32], chosen: int, num_top: int) -> TokenLogprobs:

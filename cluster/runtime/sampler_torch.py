@@ -16,6 +16,7 @@ from cluster.messages import TokenLogprobs
 from cluster.runtime.logit_adjustments import LogitAdjustments, columns_of
 from cluster.runtime.sampler import SamplerOutput, check_shapes
 from cluster.runtime.sampling_batch import NO_TOP_K, SamplingBatch
+from cluster.runtime.token_masks import TokenMasks
 
 MAX_ELEMENTS = 2**24  # of the double-precision temporaries of one pass; more rows take several passes
 
@@ -43,6 +44,7 @@ class TorchSampler:
         check_shapes(logits, batch, output_token_ids)
         ids, logits = _by_token_id(logits, output_token_ids)
         changed = logits if batch.adjustments is None else _adjusted(logits, ids, batch.adjustments)
+        changed = changed if batch.masks is None else _masked(changed, ids, batch.masks)
         num_rows = max(1, MAX_ELEMENTS // logits.shape[1])
         starts = range(0, len(logits), num_rows)
         parts = [_sample(changed[i : i + num_rows], ids, _rows(batch, i, i + num_rows, logits.device)) for i in starts]
@@ -78,6 +80,17 @@ def _adjusted(logits: Tensor, ids: Tensor, adjustments: LogitAdjustments) -> Ten
     scaled = torch.where(given > 0, given / repetition, given * repetition)
     result = logits.clone()
     result[where] = (scaled + entries(adjustments.shift)).float()
+    return result
+
+
+def _masked(logits: Tensor, ids: Tensor, masks: TokenMasks) -> Tensor:
+    """A copy of the logits with -inf for what the rows' masks do not allow."""
+    words = torch.from_numpy(masks.words.view(np.int32).copy()).to(logits.device, non_blocking=True)  # [M, W]
+    known = ids < 32 * words.shape[1]
+    bits = words[:, torch.where(known, ids >> 5, 0)] >> (ids & 31)  # [M, V]
+    rows = torch.from_numpy(np.flatnonzero(masks.mask_of_row >= 0)).to(logits.device, non_blocking=True)
+    result = logits.clone()
+    result[rows] = logits[rows].masked_fill(((bits & 1) == 0) | ~known, -math.inf)
     return result
 
 

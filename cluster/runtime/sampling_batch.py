@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
 from cluster.runtime.logit_adjustments import LogitAdjustments
+from cluster.runtime.token_masks import TokenMasks
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -37,6 +38,7 @@ class SamplingBatch:
     logprob_rows: NDArray[np.int64]  # [L], ascending
     num_logprobs: NDArray[np.int64]  # [L]
     adjustments: LogitAdjustments | None = None  # what changes in the rows' logits first
+    masks: TokenMasks | None = None  # what may be chosen at all; applied after the adjustments
 
     @property
     def num_rows(self) -> int:
@@ -59,6 +61,7 @@ class SamplingBatch:
             logprob_rows=logprob_rows,
             num_logprobs=num_logprobs,
             adjustments=LogitAdjustments.build(sampled),
+            masks=TokenMasks.build(sampled),
         )
 
 

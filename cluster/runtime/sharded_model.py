@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cluster.runtime.attention import make_attention
@@ -17,6 +16,7 @@ from cluster.runtime.kv_store import KVCache
 from cluster.runtime.layers import Linear, make_layer_ops
 from cluster.runtime.model import context_length
 from cluster.runtime.model_spec import ModelSpec
+from cluster.runtime.quantization import embed
 from cluster.runtime.rotary import rotary_table
 from cluster.runtime.sharding import Shard, split_evenly
 from cluster.runtime.tensor_parallel import TPGroup
@@ -45,7 +45,7 @@ class ShardedModel:
     def __init__(
         self, spec: ModelSpec, weights: DecoderWeights, shard: Shard, group: TPGroup, max_model_len: int
     ) -> None:
-        device = weights.embedding.device
+        device = weights.embedding.weight.device
         ops, local = make_layer_ops(device), shard.spec_of(spec)
         self.spec = local
         self.device = device
@@ -56,7 +56,7 @@ class ShardedModel:
         self._columns = split_evenly(spec.output_size, shard.num_ranks)
         self._group = group
         self._ops = ops
-        self._dtype = ops.activation_dtype(weights.embedding.dtype)
+        self._dtype = ops.activation_dtype(weights.embedding.weight.dtype)
         self._embedding = weights.embedding
         self._rotary = rotary_table(spec.rope, spec.head_dim, max_model_len).to(device)
         self._layers = PlainLayerStack(
@@ -76,7 +76,7 @@ class ShardedModel:
         """Rows of the embedding that this rank has, zeros for other tokens: [num_tokens, hidden_size]."""
         local = token_ids - self._vocab.start
         is_here = (local >= 0) & (local < len(self._vocab))
-        rows = F.embedding(torch.where(is_here, local, 0), self._embedding).to(self._dtype)
+        rows = embed(torch.where(is_here, local, 0), self._embedding, self._dtype)
         return rows.masked_fill_(~is_here[:, None], 0)
 
 

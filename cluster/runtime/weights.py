@@ -12,6 +12,7 @@ from cluster.runtime.checkpoint import Checkpoint, Part, load_spec
 from cluster.runtime.layers import LinearWeights
 from cluster.runtime.model_spec import ModelError as ModelError  # what every loader here raises
 from cluster.runtime.model_spec import ModelSpec
+from cluster.runtime.quantization import stack, store
 from cluster.runtime.sharding import Shard
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -33,17 +34,15 @@ class LayerWeights:
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that the layer holds."""
-        linears = (self.qkv, self.output, self.gate_up, self.down)
-        optional = (self.qk_norm, *(linear.bias for linear in linears))
-        present = [tensor for tensor in optional if tensor is not None]
-        return [self.input_norm, self.mlp_norm, *(linear.weight for linear in linears), *present]
+        linears = [tensor for linear in (self.qkv, self.output, self.gate_up, self.down) for tensor in linear.tensors]
+        return [self.input_norm, self.mlp_norm, *linears, *([] if self.qk_norm is None else [self.qk_norm])]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderWeights:
     """A whole decoder, or one rank's part. `output_token_ids` maps all logit columns to token ids, None: the same."""
 
-    embedding: Tensor  # [vocab, hidden]
+    embedding: LinearWeights  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
     head: LinearWeights  # [output_size, hidden]; the embedding itself when tied
@@ -53,9 +52,9 @@ class DecoderWeights:
     def num_bytes(self) -> int:
         """Bytes of memory of all tensors; a tied embedding counts once."""
         layers = [tensor for layer in self.layers for tensor in layer.tensors]
-        tensors = [self.embedding, self.norm, *layers]
-        if self.head.weight is not self.embedding:
-            tensors.append(self.head.weight)
+        tensors = [*self.embedding.tensors, self.norm, *layers]
+        if self.head is not self.embedding:
+            tensors.extend(self.head.tensors)
         return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -69,7 +68,8 @@ def load_weights(
 ) -> DecoderWeights:
     """Read a model directory, or `shard` of it and no more. `spec` is the whole model's either way.
 
-    A draft that shares its target's embedding needs the target's directory.
+    dtype: of the matrices; int8 quantises them and leaves the vectors in float32. A draft that shares its target's
+    embedding needs the target's directory.
 
     Raises ModelError for damaged files and for missing, surplus or misshapen tensors.
     """
@@ -93,7 +93,7 @@ def _shares(spec: ModelSpec) -> bool:
     return spec.draft is not None and spec.draft.shares_target_embedding
 
 
-def _target_embedding(reader: _Reader, target_path: Path | None) -> Tensor:
+def _target_embedding(reader: _Reader, target_path: Path | None) -> LinearWeights:
     path, spec = reader.path, reader.spec
     if target_path is None:
         raise ModelError(f"{path} uses its target's embedding: it can only be a draft beside a target")
@@ -116,6 +116,7 @@ class _Reader:
         self.spec = spec
         self._checkpoint = checkpoint
         self._dtype = dtype
+        self._vector_dtype = torch.float32 if dtype == torch.int8 else dtype
         self._device = device
         self._shard = shard
         self._query = _heads_part(spec.num_heads, shard.query_heads, spec.head_dim)
@@ -130,17 +131,29 @@ class _Reader:
         """The same for another checkpoint with the same shapes."""
         return _Reader(checkpoint, self.spec, self._dtype, self._device, self._shard)
 
-    def read(self, name: str, *shape: int | Part) -> Tensor:
-        return self._checkpoint.weight(name, *shape).to(self._device, self._dtype)
+    def read(self, name: str, size: int | Part) -> Tensor:
+        """A vector."""
+        return self._converted(name, self._checkpoint.weight(name, size), self._vector_dtype)
 
-    def embedding(self) -> Tensor:
-        return self.read(_EMBEDDING, Part(self.spec.vocab_size, self._shard.vocab), self.spec.hidden_size)
+    def _matrix(self, name: str, rows: int | Part, columns: int | Part, bias: Tensor | None = None) -> LinearWeights:
+        weight = self._checkpoint.weight(name, rows, columns)
+        if self._dtype != torch.int8:
+            weight = self._converted(name, weight, self._dtype)
+        return store(weight.to(self._device), self._dtype, bias)
 
-    def head(self, embedding: Tensor) -> LinearWeights:
+    def _converted(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        converted = tensor.to(self._device, dtype)
+        if dtype == torch.float16 and tensor.dtype != dtype and not converted.isfinite().all():
+            raise ModelError(f"{self.path}: tensor {name} has numbers beyond float16's range; use another dtype")
+        return converted
+
+    def embedding(self) -> LinearWeights:
+        return self._matrix(_EMBEDDING, Part(self.spec.vocab_size, self._shard.vocab), self.spec.hidden_size)
+
+    def head(self, embedding: LinearWeights) -> LinearWeights:
         if self.spec.tied_embedding:
-            return LinearWeights(embedding)
-        rows = Part(self.spec.output_size, self._shard.output)
-        return LinearWeights(self.read("lm_head.weight", rows, self.spec.hidden_size))
+            return embedding
+        return self._matrix("lm_head.weight", Part(self.spec.output_size, self._shard.output), self.spec.hidden_size)
 
     def output_token_ids(self) -> Tensor | None:
         spec = self.spec
@@ -171,16 +184,16 @@ class _Reader:
     def _split_by_rows(self, prefix: str, outputs: dict[str, Part], bias: bool) -> LinearWeights:
         """Matrices over the same whole input, of which a rank computes some outputs; stacked."""
         size = self.spec.hidden_size
-        weights = [self.read(f"{prefix}{name}.weight", part, size) for name, part in outputs.items()]
-        biases = [self.read(f"{prefix}{name}.bias", part) for name, part in outputs.items()] if bias else None
-        return LinearWeights(torch.cat(weights), torch.cat(biases) if biases else None)
+        names = {f"{prefix}{name}": part for name, part in outputs.items()}
+        biases = [self.read(f"{name}.bias", part) if bias else None for name, part in names.items()]
+        parts = zip(names.items(), biases, strict=True)
+        return stack([self._matrix(f"{name}.weight", part, size, added) for (name, part), added in parts])
 
     def _split_by_columns(self, name: str, in_features: Part, bias: bool) -> LinearWeights:
         """A matrix over some inputs, whose products are summed over the ranks: the bias is added by the first."""
         size = self.spec.hidden_size
-        weight = self.read(f"{name}.weight", size, in_features)
         added = self.read(f"{name}.bias", size) if bias else None
-        return LinearWeights(weight, added if self._shard.rank == 0 else None)
+        return self._matrix(f"{name}.weight", size, in_features, added if self._shard.rank == 0 else None)
 
     def _qk_norm(self, prefix: str) -> Tensor:
         size, shard = self.spec.head_dim, self._shard

@@ -15,6 +15,8 @@ from cluster.messages import (
     Committed,
     DraftBlock,
     FinishReason,
+    Grammar,
+    GrammarKind,
     Open,
     PoolLoad,
     Refusal,
@@ -43,6 +45,11 @@ _REFUSAL = {
     RefusalReason.UNSUPPORTED: common_pb2.REFUSAL_REASON_UNSUPPORTED,
     RefusalReason.INTERNAL: common_pb2.REFUSAL_REASON_INTERNAL,
 }
+_GRAMMAR = {
+    GrammarKind.JSON_SCHEMA: common_pb2.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: common_pb2.GRAMMAR_KIND_REGEX,
+}
+_GRAMMAR_OF = {int(number): kind for kind, number in _GRAMMAR.items()}
 _FINISH_OF = {int(number): reason for reason, number in _FINISH.items()}
 _REFUSAL_OF = {int(number): reason for reason, number in _REFUSAL.items()}
 
@@ -64,7 +71,12 @@ def put_sampling(params: SamplingParams) -> common_pb2.SamplingParams:
         repetition_penalty=None if params.repetition_penalty == 1 else params.repetition_penalty,
         logit_bias=[common_pb2.TokenBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias],
         min_tokens=params.min_tokens,
+        grammar=None if params.grammar is None else _put_grammar(params.grammar),
     )
+
+
+def _put_grammar(grammar: Grammar) -> common_pb2.Grammar:
+    return common_pb2.Grammar(kind=_GRAMMAR[grammar.kind], source=grammar.source)
 
 
 def get_sampling(body: common_pb2.SamplingParams) -> SamplingParams:
@@ -84,7 +96,14 @@ def get_sampling(body: common_pb2.SamplingParams) -> SamplingParams:
         repetition_penalty=body.repetition_penalty if body.HasField("repetition_penalty") else 1.0,
         logit_bias=tuple((entry.token_id, entry.bias) for entry in body.logit_bias),
         min_tokens=body.min_tokens,
+        grammar=_get_grammar(body.grammar) if body.HasField("grammar") else None,
     )
+
+
+def _get_grammar(body: common_pb2.Grammar) -> Grammar:
+    if body.kind not in _GRAMMAR_OF:
+        raise CodecError(f"sampling.grammar: no kind {body.kind}")
+    return Grammar(_GRAMMAR_OF[body.kind], body.source)
 
 
 def put_submit(message: Submit) -> target_pb2.Submit:
@@ -165,6 +184,7 @@ def put_commit(message: Commit) -> target_pb2.Commit:
             round_trip_s=timings.round_trip_s,
             draft_time_s=timings.draft_time_s,
         ),
+        num_cached_tokens=message.num_cached_tokens,
     )
 
 
@@ -179,6 +199,7 @@ def get_commit(body: target_pb2.Commit) -> Commit:
         finish_reason=_get_finish_reason(body.finish_reason),
         logprobs=tuple(_get_logprobs(entry) for entry in body.logprobs) or None,
         timings=_get_timings(body.timings),
+        num_cached_tokens=body.num_cached_tokens,
     )
     limits.check_commit(message)
     return message

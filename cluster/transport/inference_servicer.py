@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from cluster.messages import (
     FinishReason,
     GenerateRequest,
+    Grammar,
     PolicyStamp,
     TokenDelta,
     TokenLogprobs,
@@ -22,11 +23,14 @@ from cluster.messages import (
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.caller import Caller, check_label
 from cluster.transport.generation import internal_errors, outputs
+from cluster.transport.grammar_checks import GrammarChecks
 from cluster.transport.grpc_errors import Context, call_metadata, ending_calls
 from cluster.transport.policy_headers import policy_headers
 from cluster.transport.prompts import ServedModel, served_model
+from cluster.transport.structured_output import parse_grammar
 from cluster.transport.validation import (
     MAX_LOGPROBS,
+    Constraint,
     GenerationFields,
     InvalidCode,
     InvalidRequest,
@@ -62,6 +66,11 @@ class GenerateFields(GenerationFields):
     workload: str | None = None
     user: str | None = None
     session: str | None = None
+    grammar: Annotated[Grammar | None, BeforeValidator(parse_grammar)] = None
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return None if self.grammar is None else Constraint(self.grammar, "grammar")
 
     @property
     def num_logprobs(self) -> int | None:
@@ -102,6 +111,7 @@ class InferenceServicer:
 
     def __init__(self, backend: Callable[[], InferenceBackend]) -> None:
         self._backend = backend
+        self._grammars = GrammarChecks()
 
     async def generate(
         self, request: inference_pb2.GenerateRequest, metadata: Mapping[str, str]
@@ -109,7 +119,7 @@ class InferenceServicer:
         """Output as it is committed. Closing the generator, or cancelling its task, cancels the request."""
         with internal_errors("Generate"):
             backend = self._backend()
-            submitted = await _checked(backend, request, metadata)
+            submitted = await _checked(backend, self._grammars, request, metadata)
             completion_tokens = [0] * len(submitted)
             async with aclosing(outputs(backend, submitted)) as deltas:
                 async for index, delta in deltas:
@@ -130,13 +140,17 @@ class InferenceServicer:
 
 
 async def _checked(
-    backend: InferenceBackend, request: inference_pb2.GenerateRequest, metadata: Mapping[str, str]
+    backend: InferenceBackend,
+    grammars: GrammarChecks,
+    request: inference_pb2.GenerateRequest,
+    metadata: Mapping[str, str],
 ) -> list[GenerateRequest]:
     """A request for each choice."""
     caller = Caller.from_headers(metadata, backend.key_holder)
     fields = parse_values(GenerateFields, message_values(request))
     caller = _named(caller, fields)
     model = served_model(backend, fields.model)
+    await grammars.check(model.name, model.tokenizer, fields)
     token_ids, param = await _prompt_token_ids(model, fields)
     return model.choices(f"gen-{uuid.uuid4().hex}", fields, token_ids, caller, param)
 
@@ -193,6 +207,7 @@ def _logprobs(item: TokenLogprobs) -> common_pb2.TokenLogprobs:
 def _usage(request: GenerateRequest, delta: TokenDelta, completion_tokens: int) -> inference_pb2.Usage:
     usage = inference_pb2.Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=completion_tokens)
     if delta.stats is not None:
+        usage.cached_tokens = delta.stats.num_cached_tokens
         usage.num_steps = delta.stats.num_steps
         usage.num_draft_tokens = delta.stats.num_draft_tokens
         usage.num_accepted_tokens = delta.stats.num_accepted_tokens

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from cluster.messages import (
     MAX_DRAFT_TOKENS,
+    MAX_GRAMMAR_CHARS,
     Abort,
     Close,
     Commit,
@@ -86,6 +87,7 @@ def check_commit(message: Commit) -> None:
     _count("next_draft_len", message.next_draft_len, MAX_DRAFT_TOKENS)
     _count("num_draft_tokens", message.num_draft_tokens, MAX_DRAFT_TOKENS)
     _count("num_accepted_tokens", message.num_accepted_tokens, message.num_draft_tokens)
+    _count("num_cached_tokens", message.num_cached_tokens, message.base_len)
     _timings(message.timings)
     if message.logprobs is not None:
         _logprobs(message.logprobs, len(message.token_ids))
@@ -151,6 +153,8 @@ def _adjustments(params: SamplingParams) -> None:
     for _, bias in params.logit_bias:
         _range("sampling.logit_bias", bias, lambda value: abs(value) <= MAX_PENALTY)
     _count("sampling.min_tokens", params.min_tokens)
+    if params.grammar is not None:
+        _text("sampling.grammar", params.grammar.source, MAX_GRAMMAR_CHARS)
 
 
 def _is_factor(value: float) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from fastapi.responses import Response
+from openai.types import CompletionUsage
 from starlette.types import Receive, Scope, Send
 
 from cluster.messages import GenerateRequest, PolicyStamp, RequestError
@@ -48,7 +49,7 @@ class Generation:
         except RequestError as error:
             await error_response(error)(scope, receive, send)
             return
-        total = usage(self._prompt_tokens(), sum(choice.num_tokens for choice in choices))
+        total = self._usage([choice.num_tokens for choice in choices], [choice.num_cached_tokens for choice in choices])
         headers = {"x-request-id": self.answer.identity.id} | policy_headers(choices[0].policy)
         body = to_json(self.answer.whole(choices, total))
         await Response(body, 200, headers, "application/json")(scope, receive, send)
@@ -80,20 +81,25 @@ class Generation:
 
     async def _events(self) -> AsyncGenerator[_Events, None]:
         """Server-sent events, those of one delta together; never empty."""
-        completion_tokens = 0
+        completion_tokens, cached_tokens = [0] * len(self.requests), [0] * len(self.requests)
         async with aclosing(outputs(self.backend, self.requests)) as deltas:
             async for index, delta in deltas:
-                completion_tokens += len(delta.token_ids)
+                completion_tokens[index] += len(delta.token_ids)
+                if delta.stats is not None:
+                    cached_tokens[index] = delta.stats.num_cached_tokens
                 if events := b"".join(_event(to_json(chunk)) for chunk in self.answer.chunks(index, delta)):
                     yield _Events(events, delta.policy)
         if self.include_usage:
-            chunk = self.answer.usage_chunk(usage(self._prompt_tokens(), completion_tokens))
+            chunk = self.answer.usage_chunk(self._usage(completion_tokens, cached_tokens))
             yield _Events(_event(to_json(chunk)))
         yield _Events(_event(b"[DONE]"))
 
-    def _prompt_tokens(self) -> int:
-        """Of each prompt once, however many choices it has."""
-        return sum(len(request.prompt_token_ids) for request in self.requests[:: self.num_per_prompt])
+    def _usage(self, completion_tokens: Sequence[int], cached_tokens: Sequence[int]) -> CompletionUsage:
+        """Of figures for each choice. A prompt counts once, as its luckiest choice found it in the cache."""
+        first_choices = range(0, len(self.requests), self.num_per_prompt)
+        prompt_tokens = sum(len(self.requests[first].prompt_token_ids) for first in first_choices)
+        cached = sum(max(cached_tokens[first : first + self.num_per_prompt]) for first in first_choices)
+        return usage(prompt_tokens, sum(completion_tokens), cached)
 
     def _stream_headers(self, policy: PolicyStamp | None) -> list[tuple[bytes, bytes]]:
         headers = STREAM_HEADERS | {"x-request-id": self.answer.identity.id} | policy_headers(policy)

@@ -17,6 +17,7 @@ from cluster.messages import ErrorKind, GenerateRequest, RequestError
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.caller import Caller
 from cluster.transport.connection import WhileConnected, read_body
+from cluster.transport.grammar_checks import GrammarChecks
 from cluster.transport.openai_answer import Generation
 from cluster.transport.openai_errors import error_response, http_error_response
 from cluster.transport.openai_objects import (
@@ -65,6 +66,7 @@ class OpenAIApi:
     def __init__(self, backend: Callable[[], InferenceBackend], options: ApiOptions) -> None:
         self._backend = backend
         self._options = options
+        self._grammars = GrammarChecks()
         self._created = int(time.time())
 
     async def chat_completions(self, request: Request) -> Response:
@@ -73,6 +75,7 @@ class OpenAIApi:
         fields = parse_json(ChatCompletionRequest, await read_body(request, self._options.max_body_bytes))
         caller = caller.with_keys(fields.user)
         model = served_model(backend, fields.model)
+        await self._grammars.check(model.name, model.tokenizer, fields)
         token_ids = await model.encode_chat(fields.conversation(), "messages")
         identity = _identity("chatcmpl", fields)
         submitted = model.choices(identity.id, fields, token_ids, caller, "messages")
@@ -84,6 +87,7 @@ class OpenAIApi:
         fields = parse_json(CompletionRequest, await read_body(request, self._options.max_body_bytes))
         caller = caller.with_keys(fields.user)
         model = served_model(backend, fields.model)
+        await self._grammars.check(model.name, model.tokenizer, fields)
         identity = _identity("cmpl", fields)
         submitted, echoes = [], []
         for index, prompt in enumerate(fields.prompt):

@@ -15,6 +15,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogprobs
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
+from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel
 
 from cluster.messages import FinishReason, PolicyStamp, TokenDelta, TokenLogprobs
@@ -29,6 +30,7 @@ class ChoiceOutput:
 
     text: str = ""
     num_tokens: int = 0
+    num_cached_tokens: int = 0  # of its prompt; known at its end
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     policy: PolicyStamp | None = None  # the first decision
@@ -39,6 +41,8 @@ class ChoiceOutput:
         self.num_tokens += len(delta.token_ids)
         self.logprobs.extend(delta.logprobs or ())
         self.finish_reason = delta.finish_reason
+        if delta.stats is not None:
+            self.num_cached_tokens = delta.stats.num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,12 @@ def to_json(item: BaseModel) -> bytes:
     return item.model_dump_json(exclude_unset=True, warnings=False).encode()
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> CompletionUsage:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> CompletionUsage:
     return CompletionUsage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
     )
 
 

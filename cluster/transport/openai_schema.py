@@ -11,13 +11,14 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from cluster.transport.validation import MAX_LOGPROBS, GenerationFields, StrictFields, only
+from cluster.messages import Grammar
+from cluster.transport.structured_output import parse_response_format, parse_structured_outputs
+from cluster.transport.validation import MAX_LOGPROBS, Constraint, GenerationFields, StrictFields, only
 
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
-_TOOLS = only(None, [], reason="Tools are not supported")
-_TEXT_ONLY = only(None, {"type": "text"}, reason="Only {'type': 'text'} is supported")
+_TOOLS = only(None, [], reason="Tools are not supported; response_format binds an answer to JSON")
 
 
 class StreamOptions(StrictFields):
@@ -30,10 +31,24 @@ class OpenAIFields(GenerationFields):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: Annotated[Grammar | None, BeforeValidator(parse_response_format)] = None
+    structured_outputs: Annotated[Grammar | None, BeforeValidator(parse_structured_outputs)] = None
     user: str | None = None
     # hints that change nothing here
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
+
+    @model_validator(mode="after")
+    def _one_grammar(self) -> Self:
+        if None not in (self.response_format, self.structured_outputs):
+            raise _conflict("structured_outputs", "It cannot be used together with response_format")
+        return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        if self.response_format is not None:
+            return Constraint(self.response_format, "response_format")
+        return None if self.structured_outputs is None else Constraint(self.structured_outputs, "structured_outputs")
 
     @property
     def include_usage(self) -> bool:
@@ -94,7 +109,6 @@ class ChatCompletionRequest(OpenAIFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     # hints that change nothing here
-    parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, str] | None = None
@@ -103,9 +117,9 @@ class ChatCompletionRequest(OpenAIFields):
     store: Annotated[object, only(None, False, reason="Completions are not stored")] = None
     tools: Annotated[object, _TOOLS] = None
     tool_choice: Annotated[object, only(None, "none", "auto", reason="Tools are not supported")] = None
+    parallel_tool_calls: Annotated[object, only(None, reason="Tools are not supported")] = None
     functions: Annotated[object, only(None, [], reason="Functions are not supported")] = None
     function_call: Annotated[object, only(None, "none", "auto", reason="Functions are not supported")] = None
-    response_format: Annotated[object, _TEXT_ONLY] = None
     modalities: Annotated[object, only(None, ["text"], reason="Only ['text'] is supported")] = None
     audio: Annotated[object, only(None, reason="Audio is not supported")] = None
     prediction: Annotated[object, only(None, reason="Predicted outputs are not supported")] = None

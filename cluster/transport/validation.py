@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
@@ -18,6 +19,7 @@ from cluster.messages import (
     MAX_DRAFT_TOKENS,
     Drafter,
     ErrorKind,
+    Grammar,
     RequestError,
     SamplingParams,
     SpeculationOverride,
@@ -99,6 +101,14 @@ class SpeculationFields(StrictFields):
         return SpeculationOverride(self.enabled, self.max_draft_tokens, self.drafter)
 
 
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the output must look like, and the field that says so."""
+
+    grammar: Grammar
+    param: str
+
+
 class GenerationFields(StrictFields):
     """What every way of asking for text has in common; None leaves the default."""
 
@@ -136,6 +146,11 @@ class GenerationFields(StrictFields):
         return None
 
     @property
+    def constraint(self) -> Constraint | None:
+        """None for a request that takes any output."""
+        return None
+
+    @property
     def num_choices(self) -> int:
         """Outputs of each prompt."""
         return self.n or 1
@@ -158,6 +173,7 @@ class GenerationFields(StrictFields):
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             logit_bias=self.logit_bias,
             min_tokens=self.min_tokens or 0,
+            grammar=None if self.constraint is None else self.constraint.grammar,
         )
 
 
@@ -235,5 +251,16 @@ def check_against_output(fields: GenerationFields, max_tokens: int, vocab_size: 
     if fields.min_tokens is not None and fields.min_tokens > max_tokens:
         message = f"min_tokens: {fields.min_tokens} tokens are more than the output's limit of {max_tokens}"
         raise InvalidRequest(message, "min_tokens")
+    if fields.constraint is not None:
+        _check_beside_grammar(fields, fields.constraint.param)
     if any(token_id >= vocab_size for token_id, _ in fields.logit_bias):
         raise InvalidRequest(f"logit_bias: token ids should be between 0 and {vocab_size - 1}", "logit_bias")
+
+
+def _check_beside_grammar(fields: GenerationFields, param: str) -> None:
+    """What could leave a grammar without a token to choose, or ask for tokens after its end."""
+    if fields.ignore_eos:
+        raise InvalidRequest(f"ignore_eos: nothing can follow the end of a {param}", "ignore_eos")
+    if fields.min_tokens and fields.stop_token_ids:
+        message = f"min_tokens: not together with stop_token_ids and {param}, which might allow stop tokens only"
+        raise InvalidRequest(message, "min_tokens")

@@ -46,6 +46,21 @@ def user(content: object, role: str = "user", **more: object) -> dict[str, Any]:
 UNKNOWN, UNSUPPORTED, MISSING = "unknown_parameter", "unsupported_parameter", "missing_required_parameter"
 TOO_LONG = "context_length_exceeded"
 
+
+def schema(value: object, name: str | None = "answer") -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": value}}}
+
+
+def regex(source: object) -> dict[str, Any]:
+    return {"structured_outputs": {"regex": source}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"properties": {"a": nested(depth - 1)}} if depth else {}
+
+
+BOMB = {"allOf": [{"type": "string", "pattern": f".*a{i}.*"} for i in range(20)]}
+
 BAD_FIELDS = [
     Bad("an unknown field", {"foo": 1}, "foo", "foo: Unrecognized request argument", UNKNOWN),
     Bad("no model", {"model": ...}, "model", "Missing required parameter", MISSING),
@@ -118,8 +133,44 @@ BAD_FIELDS = [
     Bad("min_tokens above max_tokens", {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "limit of 8"),
     Bad("min_tokens beyond the context", {"min_tokens": 64}, "min_tokens", "more than the output's limit"),
     Bad("tools", {"tools": [{"type": "function"}]}, "tools", "Tools are not supported", UNSUPPORTED),
+    Bad(
+        "nothing but stops in a form",
+        regex("a") | {"min_tokens": 2, "stop_token_ids": [64]},
+        "min_tokens",
+        "not together with stop_token_ids",
+    ),
+    Bad("parallel tools", {"parallel_tool_calls": True}, "parallel_tool_calls", "not supported", UNSUPPORTED),
+    Bad("an old function", {"functions": [{"name": "f"}]}, "functions", "not supported", UNSUPPORTED),
+    Bad("a forced old function", {"function_call": {"name": "f"}}, "function_call", "not supported", UNSUPPORTED),
     Bad("a forced tool", {"tool_choice": "required"}, "tool_choice", "Tools are not supported", UNSUPPORTED),
-    Bad("JSON mode", {"response_format": {"type": "json_object"}}, "response_format", "'text'", UNSUPPORTED),
+    Bad("a form of no kind", {"response_format": {"type": "xml"}}, "response_format", "'json_object'"),
+    Bad("a form that is text", {"response_format": "json"}, "response_format", "an object"),
+    Bad("a form with more", {"response_format": {"type": "text", "a": 1}}, "response_format", "unknown key: a"),
+    Bad("a form without a schema", {"response_format": {"type": "json_schema"}}, "response_format", "an object"),
+    Bad("a schema that is text", schema("{}"), "response_format", "should be a schema"),
+    Bad("a schema without a name", schema({}, name=None), "response_format", "json_schema.name"),
+    Bad("a schema of an unknown type", schema({"type": "strin"}), "response_format", "Invalid type: strin"),
+    Bad("a schema that is too hard", schema({"type": "array", "uniqueItems": True}), "response_format", "uniqueItems"),
+    Bad("a schema of elsewhere", schema({"$ref": "http://127.0.0.1/s.json"}), "response_format", "127.0.0.1"),
+    Bad(
+        "a schema of nothing", schema({"type": "string", "minLength": 2, "maxLength": 1}), "response_format", "greater"
+    ),
+    Bad("a bottomless schema", schema(nested(70)), "response_format", "recursion limit"),
+    Bad("a schema that is a bomb", schema(BOMB), "response_format", "too much time or memory"),
+    Bad("a broken regex", regex("(a"), "structured_outputs", "unclosed group"),
+    Bad("a regex that looks ahead", regex("(?=a)b"), "structured_outputs", "look-around"),
+    Bad("a regex that nothing matches", regex("[^\\s\\S]"), "structured_outputs", "no output follows it"),
+    Bad("a regex of nothing", regex("(a{0})"), "structured_outputs", "no output but an empty one"),
+    Bad("a regex that is a number", regex(7), "structured_outputs", "1 to 65536 characters"),
+    Bad("two forms", {"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one of"),
+    Bad("no form", {"structured_outputs": {}}, "structured_outputs", "exactly one of"),
+    Bad("a form of nothing", {"structured_outputs": {"choice": []}}, "structured_outputs", "list of strings"),
+    Bad("an unknown form", {"structured_outputs": {"a": 1}}, "structured_outputs", "unknown key: a"),
+    Bad(
+        "a grammar", {"structured_outputs": {"grammar": "s: /a/"}}, "structured_outputs", "grammar is not", UNSUPPORTED
+    ),
+    Bad("a form twice", regex("a") | {"response_format": {"type": "json_object"}}, "structured_outputs", "together"),
+    Bad("no end of a form", regex("a") | {"ignore_eos": True}, "ignore_eos", "nothing can follow"),
     Bad("audio", {"modalities": ["text", "audio"]}, "modalities", "['text']", UNSUPPORTED),
     Bad("storage", {"store": True}, "store", "not stored", UNSUPPORTED),
     Bad("reasoning", {"reasoning_effort": "high"}, "reasoning_effort", "not supported", UNSUPPORTED),

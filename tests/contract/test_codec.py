@@ -21,6 +21,8 @@ from cluster.messages import (
     Committed,
     DraftBlock,
     FinishReason,
+    Grammar,
+    GrammarKind,
     Open,
     PoolLoad,
     Refusal,
@@ -70,6 +72,7 @@ samplings = st.builds(
     repetition_penalty=st.just(1.0) | st.floats(1e-3, limits.MAX_PENALTY),
     logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=4).map(lambda bias: tuple(bias.items())),
     min_tokens=counts,
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), st.text(max_size=50)),
 )
 submits = st.builds(
     Submit,
@@ -117,9 +120,10 @@ def commits(draw: st.DrawFn) -> Commit:
     tokens = draw(token_ids(limits.MAX_COMMIT_TOKENS))
     num_draft = draw(draft_lens)
     with_logprobs = bool(tokens) and draw(st.booleans())
+    base_len = draw(counts)
     return Commit(
         request_id=draw(names),
-        base_len=draw(counts),
+        base_len=base_len,
         token_ids=tokens,
         next_draft_len=draw(draft_lens),
         num_draft_tokens=num_draft,
@@ -127,6 +131,7 @@ def commits(draw: st.DrawFn) -> Commit:
         finish_reason=draw(st.none() | st.sampled_from(FinishReason)),
         logprobs=tuple(draw(entries) for _ in tokens) if with_logprobs else None,
         timings=draw(st.builds(StepTimings, seconds, seconds, seconds, seconds, seconds)),
+        num_cached_tokens=draw(st.integers(0, base_len)),
     )
 
 
@@ -234,6 +239,13 @@ GOLDEN: dict[str, tuple[Callable[[Any], bytes], Any, str]] = {
         "0c08ac021100000000000059c0720b0807110000000000000040780320052a010930ffffffffffffffffff0139000000"
         "000000f83f420461636d65",
     ),
+    "submit with a grammar": (
+        TARGET_PROTOCOL.encode_command,
+        replace(SUBMIT, sampling=replace(SAMPLING, grammar=Grammar(GrammarKind.REGEX, "a+"))),
+        "0a680a660a057265712d31120601ac02ffff021a360810100719000000000000e03f21000000000000e83f2828310000"
+        "00000000d03f3a03454e4442010248015000f2010608021202612b20052a010930ffffffffffffffffff013900000000"
+        "0000f83f420461636d65",
+    ),
     "propose": (TARGET_PROTOCOL.encode_command, BLOCK, "0a1a12180a057265712d3110041a020a0b200229000000000000e03f"),
     "set draft limit": (TARGET_PROTOCOL.encode_command, SetDraftLimit("req-1", 5), "0a0b22090a057265712d311005"),
     "abort": (TARGET_PROTOCOL.encode_command, Abort("req-1"), "0a091a070a057265712d31"),
@@ -330,6 +342,7 @@ BAD_SAMPLING: dict[str, dict[str, Any]] = {
     "logit_bias: has": {"logit_bias": ((1, 1.0), (1, 2.0))},
     "logit_bias: token": {"logit_bias": ((-1, 1.0),)},
     "min_tokens": {"min_tokens": -1},
+    "grammar": {"grammar": Grammar(GrammarKind.REGEX, "a" * 65_537)},
 }
 
 

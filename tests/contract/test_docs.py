@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import tomllib
 import unicodedata
@@ -12,12 +13,15 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 import pytest
+from openai.resources.chat.completions import AsyncCompletions as AsyncChatCompletions
+from openai.resources.completions import AsyncCompletions as AsyncTextCompletions
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from cluster.config import ClusterConfig, load_config
 from cluster.core.step import SchedulerStats
 from cluster.metrics import PoolMetrics, RouterMetrics
+from cluster.transport.openai_schema import ChatCompletionRequest, CompletionRequest
 
 pytestmark = pytest.mark.contract
 
@@ -140,6 +144,22 @@ def test_every_direct_dependency_is_explained() -> None:
     first_cells = re.findall(r"^\| ([^|]+?) \|", read(DOCS / "dependencies.md"), re.MULTILINE)
     explained = {name for cell in first_cells for name in cell.split(", ")} - {"package", "---"}
     assert explained == declared
+
+
+# --- the HTTP API ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("create", "fields"),
+    [(AsyncChatCompletions.create, ChatCompletionRequest), (AsyncTextCompletions.create, CompletionRequest)],
+)
+def test_every_parameter_of_the_openai_client_is_declared_and_described(create: Any, fields: type[BaseModel]) -> None:
+    of_the_client = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    names = inspect.signature(create).parameters.keys() - of_the_client
+    assert len(names) > 15
+    assert names <= fields.model_fields.keys()
+    described = set(re.findall(r"`(\w+)[`.]", read(DOCS / "api.md")))
+    assert fields.model_fields.keys() <= described
 
 
 # --- links and code --------------------------------------------------------------------------------------------------

@@ -8,7 +8,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from cluster.messages import Drafter, ErrorKind, FinishReason, PolicyStamp, RequestError, SpeculationOverride
+from cluster.messages import (
+    Drafter,
+    ErrorKind,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    PolicyStamp,
+    RequestError,
+    SpeculationOverride,
+)
 from cluster.transport.grpc_errors import grpc_status
 from cluster.transport.inference_servicer import InferenceServicer
 from protos.paceline.v1 import common_pb2
@@ -89,6 +98,28 @@ async def test_the_policy_decision_is_in_the_usage_and_in_the_trailing_metadata(
     decisions = [response.usage.policy for response in responses if response.HasField("usage")]
     assert decisions == [pb.PolicyDecision(version=7, variant="canary", reason="rule", rule="acme")] * 2
     assert (metadata["x-paceline-variant"], metadata["x-paceline-policy-version"]) == ("canary", "7")
+
+
+async def test_a_grammar_reaches_the_backend_if_it_is_any_good() -> None:
+    backend = FakeBackend()
+    kinds = {
+        common_pb2.GRAMMAR_KIND_REGEX: (GrammarKind.REGEX, "[ab]+"),
+        common_pb2.GRAMMAR_KIND_JSON_SCHEMA: (GrammarKind.JSON_SCHEMA, '{"type": "object"}'),
+    }
+    for number, (kind, source) in kinds.items():
+        grammar = common_pb2.Grammar(kind=number, source=source)
+        await generate(backend, pb.GenerateRequest(model="demo", text="a", grammar=grammar))
+        assert backend.requests[-1].sampling.grammar == Grammar(kind, source)
+    for grammar in (
+        common_pb2.Grammar(source="a"),
+        common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_REGEX),
+        common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_REGEX, source="("),
+        common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_JSON_SCHEMA, source="{"),
+    ):
+        with pytest.raises(RequestError, match="grammar: ") as refused:
+            await generate(backend, pb.GenerateRequest(model="demo", text="a", grammar=grammar))
+        assert refused.value.kind is ErrorKind.INVALID
+    assert len(backend.requests) == 2
 
 
 async def test_what_a_call_leaves_out_has_defaults() -> None:

@@ -236,7 +236,6 @@ async def test_hints_that_change_nothing_are_accepted() -> None:
             logit_bias={},
             tools=[],
             response_format={"type": "text"},
-            parallel_tool_calls=True,
             prompt_cache_key="k",
             safety_identifier="s",
             extra_body={"stream_options": {"include_usage": True}, "modalities": ["text"]},

@@ -139,3 +139,21 @@ async def test_an_operator_sees_requests_by_tenant(client: AsyncOpenAI, cluster:
     await whole(client, max_tokens=2, extra_headers={"X-Paceline-Tenant": "acme", "X-Paceline-Workload": "chat"})
     labels = 'model="smollm2-135m",tenant="acme",workload="chat"'
     assert f"paceline_time_to_first_token_seconds_count{{{labels}}} 1.0" in cluster.router_metrics()
+
+
+async def test_a_second_turn_finds_the_first_in_the_prefix_cache_of_its_tenant_only(
+    client: AsyncOpenAI, cluster: Cluster
+) -> None:
+    opening = {"role": "user", "content": "Write two sentences about a lighthouse, a storm and the keeper's old dog."}
+    headers = {"X-Paceline-Tenant": "keeper"}
+    first = await whole(client, messages=[opening], extra_headers=headers)
+    said = {"role": "assistant", "content": first.choices[0].message.content}
+    turn = [opening, said, {"role": "user", "content": "Now one more."}]
+    _, _, second = await streamed(client, messages=turn, extra_headers=headers)
+    full_blocks = (first.usage.prompt_tokens + first.usage.completion_tokens - 1) // 16
+    assert full_blocks >= 4
+    assert 0.95 * 16 * full_blocks <= second.prompt_tokens_details.cached_tokens < second.prompt_tokens
+    stranger = await whole(client, messages=turn, extra_headers={"X-Paceline-Tenant": "stranger"})
+    assert stranger.usage.prompt_tokens_details.cached_tokens == 0
+    assert cluster.pool_samples()["paceline_prefix_cache_hits_total"] >= second.prompt_tokens_details.cached_tokens
+    wait_until(cluster.is_idle, 5.0, "idle cached blocks that count as free")

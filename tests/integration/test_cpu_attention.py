@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
 from cluster.messages import SamplingParams
+from cluster.runtime.attention import PLAIN, AttentionOptions
 from cluster.runtime.attention.cpu import CpuAttention
 from cluster.runtime.attention.reference import ReferenceAttention
 from cluster.runtime.input_batch import InputBatch
@@ -18,7 +19,7 @@ from cluster.runtime.threads import kernel_team, set_num_threads
 
 pytestmark = pytest.mark.integration
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HEADS = [(9, 3, 64), (4, 2, 16), (4, 1, 8), (6, 6, 80), (8, 2, 128), (3, 1, 100)]  # num_heads, num_kv_heads, head_dim
 RAGGED = ((0, 1), (5, 3), (300, 1), (250, 20), (0, 37), (700, 5))  # start and number of rows of each sequence
 
@@ -64,8 +65,8 @@ def queries(num_rows: int, heads: tuple[int, int, int]) -> Tensor:
     return torch.randn((num_rows, heads[0], heads[2]), generator=torch.Generator().manual_seed(4))
 
 
-def attend(cache: Cache, query: Tensor, batch: InputBatch) -> Tensor:
-    return CpuAttention().attend(query, cache.keys, cache.values, batch)
+def attend(cache: Cache, query: Tensor, batch: InputBatch, options: AttentionOptions = PLAIN) -> Tensor:
+    return CpuAttention().attend(query, cache.keys, cache.values, batch, options)
 
 
 @pytest.fixture
@@ -101,6 +102,64 @@ def test_a_row_alone_has_the_bits_that_it_has_in_a_batch(heads: tuple[int, int, 
             place = int(batch.query_start[index]) + row
             alone = attend(cache, query[place : place + 1], cache.batch([(index, start + row, 1)]))
             assert torch.equal(alone[0], together[place])
+
+
+OPTIONS = {
+    "a window of one key": AttentionOptions(window=1),
+    "a window within a span": AttentionOptions(window=100),
+    "a window over spans": AttentionOptions(window=300),
+    "a window longer than anything": AttentionOptions(window=5000),
+    "another scale": AttentionOptions(scale=0.03),
+    "soft-capped scores": AttentionOptions(softcap=1.5),
+    "everything": AttentionOptions(scale=0.4, window=257, softcap=5.0),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_windows_scales_and_caps_agree_with_the_reference(name: str, dtype: torch.dtype) -> None:
+    heads = (4, 2, 24)
+    cache = ragged_cache(heads, dtype=dtype)
+    batch, options = ragged_batch(cache), OPTIONS[name]
+    query = queries(batch.num_tokens, heads)
+    expected = ReferenceAttention().attend(query, cache.keys, cache.values, batch, options)
+    torch.testing.assert_close(attend(cache, query, batch, options), expected, rtol=1e-5, atol=5e-6)
+    if "longer" not in name:
+        assert not torch.allclose(expected, ReferenceAttention().attend(query, cache.keys, cache.values, batch))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_windows_scales_and_caps_keep_a_rows_bits_its_own(name: str) -> None:
+    heads, options = (6, 2, 16), OPTIONS[name]
+    cache, query = make_cache([700, 40], heads), queries(740, heads)
+    whole = attend(cache, query, cache.batch([(0, 0, 700), (1, 0, 40)]), options)
+    for start, count in ((0, 1), (5, 30), (255, 3), (400, 1), (690, 6), (699, 1)):
+        part = attend(cache, query[start : start + count], cache.batch([(0, start, count)]), options)
+        assert torch.equal(part, whole[start : start + count])
+
+
+@pytest.mark.usefixtures("restored_threads")
+def test_windowed_spans_as_tasks_have_the_same_bits() -> None:
+    heads, options = (9, 3, 64), AttentionOptions(window=700, softcap=10.0)
+    cache = make_cache([3000], heads)
+    batch, results = cache.batch([(0, 2990, 6)]), []
+    query = queries(batch.num_tokens, heads)
+    for num_threads in (1, 7):
+        set_num_threads(num_threads)
+        results.append(attend(cache, query, batch, options))
+    assert torch.equal(results[0], results[1])
+    expected = ReferenceAttention().attend(query, cache.keys, cache.values, batch, options)
+    torch.testing.assert_close(results[0], expected, rtol=1e-5, atol=5e-6)
+
+
+def test_keys_before_a_window_are_not_even_read_once_they_fill_a_span() -> None:
+    heads, options = (2, 1, 16), AttentionOptions(window=20)
+    cache, query = make_cache([600], heads), queries(1, heads)
+    batch = cache.batch([(0, 599, 1)])
+    before = attend(cache, query, batch, options)
+    cache.keys[list(cache.tables[0][:16])] = torch.nan
+    cache.values[list(cache.tables[0][:16])] = torch.nan
+    assert torch.equal(attend(cache, query, batch, options), before)
 
 
 @pytest.mark.parametrize("chunks", [[600], [1] * 5 + [595], [255, 1, 1, 343], [256, 256, 88], [17] * 35 + [5]])
@@ -182,5 +241,5 @@ def test_layouts_that_the_kernel_does_not_read_are_refused() -> None:
     batch = cache.batch([(0, 0, 1)])
     with pytest.raises(ValueError, match="adjacent heads"):
         attend(cache, queries(1, (2, 1, 16)).double(), batch)
-    with pytest.raises(ValueError, match="float32 or bfloat16 cache"):
-        CpuAttention().attend(queries(1, (2, 1, 16)), cache.keys.half(), cache.values.half(), batch)
+    with pytest.raises(ValueError, match="contiguous cache of floats"):
+        CpuAttention().attend(queries(1, (2, 1, 16)), cache.keys.double(), cache.values.double(), batch)

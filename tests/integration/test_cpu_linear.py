@@ -15,7 +15,7 @@ from cluster.runtime.threads import kernel_team, set_num_threads
 pytestmark = pytest.mark.integration
 
 SHAPES = [(64, 64), (37, 70), (3, 576), (1, 16), (130, 7), (1536, 576), (4, 1)]  # out_features, in_features
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 
 
 @pytest.fixture
@@ -27,7 +27,17 @@ def restored_threads() -> Iterator[None]:
 
 
 def weights_of(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    return (weight * 40).round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else weight.to(dtype)
+
+
+def packed_of(shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None = None) -> tuple[PackedLinear, Tensor]:
+    """A matrix for the kernel, and what it stands for, in float64."""
+    weight = weights_of(shape, dtype)
+    if dtype != torch.int8:
+        return PackedLinear.pack(weight, bias), weight.double()
+    scales = torch.rand(shape[0], generator=torch.Generator().manual_seed(3)) / 40
+    return PackedLinear.pack(weight, bias, scales=scales), weight.double() * scales.double()[:, None]
 
 
 def rows_of(num_rows: int, features: int) -> Tensor:
@@ -44,17 +54,17 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 def test_product_bias_and_residual_agree_with_float64(
     shape: tuple[int, int], num_rows: int, dtype: torch.dtype
 ) -> None:
-    weight, x = weights_of(shape, dtype), rows_of(num_rows, shape[1])
     bias, residual = rows_of(1, shape[0])[0], rows_of(num_rows, shape[0])
-    product = x.double() @ weight.double().T
-    assert_close(linear(x, PackedLinear.pack(weight)), product)
-    assert_close(linear(x, PackedLinear.pack(weight, bias), residual), product + bias + residual)
+    x, (packed, weight) = rows_of(num_rows, shape[1]), packed_of(shape, dtype)
+    product = x.double() @ weight.T
+    assert_close(linear(x, packed), product)
+    assert_close(linear(x, packed_of(shape, dtype, bias)[0], residual), product + bias + residual)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_has_the_same_bits_for_every_number_of_rows(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    packed, x = PackedLinear.pack(weights_of(shape, dtype)), rows_of(150, shape[1])
+    packed, x = packed_of(shape, dtype)[0], rows_of(150, shape[1])
     everything = linear(x, packed)
     for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 11, 97):
         assert torch.equal(linear(x[:num_rows], packed), everything[:num_rows])
@@ -64,7 +74,7 @@ def test_a_row_has_the_same_bits_for_every_number_of_rows(shape: tuple[int, int]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.usefixtures("restored_threads")
 def test_a_row_has_the_same_bits_for_every_number_of_threads(dtype: torch.dtype) -> None:
-    packed, x = PackedLinear.pack(weights_of((1536, 576), dtype)), rows_of(9, 576)
+    packed, x = packed_of((1536, 576), dtype)[0], rows_of(9, 576)
     results = []
     for num_threads in (1, 2, 5):
         set_num_threads(num_threads)
@@ -116,10 +126,14 @@ def test_residuals_and_weights_that_do_not_fit_are_refused() -> None:
     packed = PackedLinear.pack(torch.zeros(4, 16))
     with pytest.raises(ValueError, match="residual"):
         linear(torch.zeros(2, 16), packed, torch.zeros(2, 5))
-    with pytest.raises(ValueError, match="float16"):
-        PackedLinear.pack(torch.zeros(4, 16, dtype=torch.float16))
-    with pytest.raises(ValueError, match="bias"):
+    with pytest.raises(ValueError, match="float64"):
+        PackedLinear.pack(torch.zeros(4, 16, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"\(5,\) numbers do not fit"):
         PackedLinear.pack(torch.zeros(4, 16), torch.zeros(5))
+    with pytest.raises(ValueError, match="int8 weights need scales"):
+        PackedLinear.pack(torch.zeros(4, 16, dtype=torch.int8))
+    with pytest.raises(ValueError, match="int8 weights need scales"):
+        PackedLinear.pack(torch.zeros(4, 16), scales=torch.ones(4))
 
 
 @pytest.mark.parametrize("features", [576, 64, 70, 8, 1])

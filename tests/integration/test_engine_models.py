@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Device, DType, PoolConfig, SpeculationConfig
+from cluster.config import Device, DType, PoolConfig, Quantization, SpeculationConfig
 from cluster.messages import Commit, DraftLengthMode, HoldMode, Submit
 from cluster.runtime.drafter import DraftEngine
 from cluster.runtime.engine import Engine
@@ -38,6 +38,30 @@ def pool_config(path: Path) -> PoolConfig:
     return PoolConfig(
         path=str(path), dtype=DType.FLOAT32, kv_blocks=64, block_size=4, max_num_batched_tokens=32, max_model_len=128
     )
+
+
+SMALLER: dict[str, dict[str, Any]] = {
+    "int8": {"quantization": Quantization.INT8},
+    "int8 beside a bfloat16 cache": {"quantization": Quantization.INT8, "dtype": DType.BFLOAT16},
+    "float16": {"dtype": DType.FLOAT16},
+}
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_speculation_changes_no_token_of_smaller_weights(models: Path, name: str) -> None:
+    config = pool_config(models / "target").model_copy(update=SMALLER[name])
+    drafting = pool_config(models / "draft").model_copy(update=SMALLER[name])
+    plain = pool(load_engine(config, ROUNDS, Device.CPU))
+    plain.engine.handle(requests(1.0, max_draft_tokens=0))
+    plain.run()
+    target = pool(load_engine(config, ROUNDS, Device.CPU))
+    draft = pool(load_draft_engine(drafting, str(models / "target"), Device.CPU))
+    router = TinyRouter(target, draft)
+    for request in requests(1.0, DRAFT_LEN):
+        router.submit(request)
+    router.run(advance=lambda: None)
+    assert [target.output(f"r{index}") for index in range(4)] == [plain.output(f"r{index}") for index in range(4)]
+    assert target.engine.faults.total == draft.engine.faults.total == 0
 
 
 def target_engine(models: Path) -> Engine:

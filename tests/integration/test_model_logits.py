@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
 from cluster.runtime.attention.cpu import CpuAttention
 from cluster.runtime.attention.reference import ReferenceAttention
 from cluster.runtime.cpu_layers import CpuLayerOps
@@ -22,15 +20,13 @@ from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache
 from cluster.runtime.layers import TorchLayerOps
 from cluster.runtime.model import Backend, DecoderModel, load_model
-from cluster.runtime.model_spec import ModelError
+from cluster.runtime.model_spec import UnsupportedModel
+from cluster.runtime.quantization import quantize_rows
 from cluster.tokenizer import Tokenizer
 from tests.fakes import TINY_VOCAB, save_tiny_checkpoint, save_tiny_draft
+from tests.paged_run import BLOCK_SIZE, CPU, SAMPLING, PagedRun, expected_logits, random_tokens, relative_error
 
 pytestmark = pytest.mark.integration
-
-CPU = torch.device("cpu")
-BLOCK_SIZE = 4
-SAMPLING = SamplingParams(max_tokens=1, seed=0)
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderModel:
@@ -42,51 +38,6 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "kernels one by one": {"backend": Backend(CpuLayerOps(), CpuAttention())},
     "torch": {"backend": Backend(TorchLayerOps(), ReferenceAttention())},
 }
-
-
-class PagedRun:
-    """Feeds sequences to a model piece by piece; each sequence's blocks are scattered over the cache."""
-
-    def __init__(self, model: DecoderModel, num_sequences: int, max_len: int, block_size: int = BLOCK_SIZE) -> None:
-        self.model = model
-        self.block_size = block_size
-        per_sequence = -(-max_len // block_size)
-        blocks = random.Random(5).sample(range(2 * num_sequences * per_sequence), num_sequences * per_sequence)
-        self.tables = [tuple(blocks[i::num_sequences]) for i in range(num_sequences)]
-        self.kv = KVCache.allocate(model.spec, 2 * len(blocks), block_size, torch.float32, CPU)
-        self.done = [0] * num_sequences
-
-    def step(self, pieces: dict[int, Sequence[int]]) -> Tensor:
-        """Run `pieces` (sequence → its next tokens) as one batch; logits of every row, in order."""
-        scheduled = tuple(
-            ScheduledSequence(
-                request_id=str(sequence),
-                token_ids=tuple(tokens),
-                start=self.done[sequence],
-                block_table=self.tables[sequence],
-                num_samples=len(tokens),
-                sampling=SAMPLING,
-            )
-            for sequence, tokens in pieces.items()
-        )
-        for sequence, tokens in pieces.items():
-            self.done[sequence] += len(tokens)
-        with torch.inference_mode():
-            return self.model.forward(InputBatch.build(SchedulerOutput(scheduled), self.block_size), self.kv)
-
-
-def expected_logits(reference: Any, tokens: Sequence[int]) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = reference(torch.tensor([tokens])).logits[0]
-    return logits
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual - expected).norm() / expected.norm())
-
-
-def random_tokens(count: int, seed: int = 3) -> list[int]:
-    return random.Random(seed).choices(range(TINY_VOCAB), k=count)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -162,9 +113,10 @@ def test_rejected_draft_tokens_are_forgotten_by_writing_over_them(tmp_path: Path
     assert relative_error(run.step({0: tokens[21:]}), expected_logits(reference, tokens)[21:]) < 1e-5
 
 
-def test_float32_logits_do_not_depend_on_batch_or_chunks_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8], ids=str)
+def test_logits_do_not_depend_on_batch_or_chunks_to_the_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     save_tiny_checkpoint(tmp_path, family="qwen3")
-    model = load(tmp_path)
+    model = load(tmp_path, dtype)
     tokens, other = random_tokens(60), random_tokens(90, seed=8)
     alone = PagedRun(model, 1, 60)
     one_by_one = torch.cat([alone.step({0: [token]}) for token in tokens])
@@ -174,7 +126,7 @@ def test_float32_logits_do_not_depend_on_batch_or_chunks_to_the_bit(tmp_path: Pa
     assert torch.equal(torch.cat([rows[len(rows) // 2 :] for rows in together]), one_by_one)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_one_call_for_all_layers_gives_the_bits_of_single_operations(
     family: str, dtype: torch.dtype, tmp_path: Path
@@ -219,6 +171,45 @@ def test_bfloat16_weights_are_close_to_float32(backend: str, tmp_path: Path) -> 
     assert relative_error(logits, expected_logits(reference, tokens)) < 0.03
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
+@pytest.mark.parametrize("backend", ["fastest", "kernels one by one"])
+def test_smaller_weights_compute_what_they_stand_for(backend: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    reference = save_tiny_checkpoint(tmp_path, tie_word_embeddings=True, attention_bias=True)
+    tokens = random_tokens(30)
+    whole = expected_logits(reference.double(), tokens)
+    logits = PagedRun(load(tmp_path, dtype, **BACKENDS[backend]), 1, 30).step({0: tokens})
+    assert logits.dtype is torch.float32
+    assert 1e-5 < relative_error(logits.double(), whole) < (2e-3 if dtype == torch.float16 else 0.1)
+    for parameter in reference.parameters():
+        parameter.data = stored_as(parameter.data, dtype)
+    assert relative_error(logits.double(), expected_logits(reference, tokens)) < 1e-5
+
+
+def stored_as(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a weight is after it was stored, in float64; vectors beside int8 matrices stay as they are."""
+    if dtype != torch.int8:
+        return weight.to(dtype).double()
+    if weight.dim() == 1:
+        return weight
+    quantized, scales = quantize_rows(weight.float())
+    return quantized.double() * scales.double()[:, None]
+
+
+def test_each_dtype_has_its_bytes(tmp_path: Path) -> None:
+    save_tiny_checkpoint(tmp_path, tie_word_embeddings=True, hidden_size=96, intermediate_size=256)
+    sizes = [load(tmp_path, dtype).weight_bytes for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8)]
+    assert sizes[1] == sizes[2] == sizes[0] / 2
+    assert 0.5 < sizes[3] / sizes[1] < 0.56  # scales are a larger share of so small matrices
+
+
+def test_a_float16_model_keeps_its_keys_and_values_in_float16(tmp_path: Path) -> None:
+    reference, tokens = save_tiny_checkpoint(tmp_path), random_tokens(30)
+    run = PagedRun(load(tmp_path, torch.float16), 1, 30)
+    run.kv = KVCache.allocate(run.model.spec, run.kv.num_blocks, BLOCK_SIZE, torch.float16, CPU)
+    run.step({0: tokens[:20]})
+    assert relative_error(run.step({0: tokens[20:]}), expected_logits(reference, tokens)[20:]) < 5e-3
+
+
 def test_a_draft_scores_its_own_vocabulary_with_its_targets_embedding(tmp_path: Path) -> None:
     vocab = [90, 3, 41, 7, 12]
     save_tiny_checkpoint(tmp_path / "target", tie_word_embeddings=True)
@@ -236,10 +227,10 @@ def test_a_draft_scores_its_own_vocabulary_with_its_targets_embedding(tmp_path: 
     assert relative_error(logits, expected_logits(reference, tokens)[:, : len(vocab)]) < 1e-5
 
 
-def test_a_windowed_model_is_served_within_its_window_only(tmp_path: Path) -> None:
+def test_a_windowed_model_is_for_another_network_beyond_its_window(tmp_path: Path) -> None:
     save_tiny_checkpoint(tmp_path, family="mistral", sliding_window=64)
     assert load(tmp_path, max_model_len=64).max_model_len == 64
-    with pytest.raises(ModelError, match=r"set max_model_len to 64 or less \(it is 65\)"):
+    with pytest.raises(UnsupportedModel, match=r"set max_model_len to 64 or less \(it is 65\)"):
         load(tmp_path, max_model_len=65)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.config import Device, DType, PoolConfig
+from cluster.config import Device, DType, PoolConfig, Quantization
 from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.messages import SamplingParams
 from cluster.runtime.kv_store import total_memory
-from cluster.runtime.model_runner import ModelRunner, build_runner
+from cluster.runtime.model_runner import ModelRunner, build_runner, weight_dtype
 from cluster.runtime.model_spec import ModelError
 from tests.fakes import TINY_VOCAB, save_tiny_checkpoint, save_tiny_draft
 
@@ -110,6 +110,13 @@ def test_a_memory_fraction_becomes_blocks(tmp_path: Path) -> None:
     assert small.num_blocks == int(total_memory(torch.device("cpu")) * fraction) // block_bytes
     with pytest.raises(ModelError, match="holds no KV block"):
         build(tmp_path, kv_blocks=None, kv_memory_fraction=1e-9)
+
+
+def test_int8_is_refused_where_there_are_no_kernels_for_it() -> None:
+    pool = PoolConfig(path="any", quantization=Quantization.INT8)
+    assert weight_dtype(pool, torch.device("cpu")) is torch.int8
+    with pytest.raises(ModelError, match="quantization: int8 is for the CPU only"):
+        weight_dtype(pool, torch.device("cuda"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

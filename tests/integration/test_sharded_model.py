@@ -16,7 +16,8 @@ from torch.distributed import FileStore
 from cluster.runtime.sharded_model import load_shard
 from cluster.runtime.tensor_parallel import TPGroup
 from tests.fakes import save_tiny_checkpoint, save_tiny_draft
-from tests.integration.test_model_logits import CPU, PagedRun, expected_logits, load, random_tokens, relative_error
+from tests.integration.test_model_logits import load
+from tests.paged_run import CPU, PagedRun, expected_logits, random_tokens, relative_error
 
 pytestmark = pytest.mark.integration
 
@@ -36,13 +37,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
 Steps = Sequence[dict[int, Sequence[int]]]
 
 
-def run_ranks(path: Path, folder: Path, size: int, runs: Sequence[Steps], target: Path | None = None) -> list[Tensor]:
+def run_ranks(
+    path: Path,
+    folder: Path,
+    size: int,
+    runs: Sequence[Steps],
+    target: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
     """Rank 0's logits of each run of steps, concatenated; every run starts with empty KV."""
     file = str(folder / f"ranks-{size}-{len(list(folder.iterdir()))}")
 
     def run_rank(rank: int) -> list[Tensor]:
         group = TPGroup(rank, size, CPU)
-        model = load_shard(path, torch.float32, CPU, group, target)
+        model = load_shard(path, dtype, CPU, group, target)
         group.join(FileStore(file, size), timeout_s=60)
         paged = (PagedRun(model, 4, 64) for _ in runs)  # type: ignore[arg-type]
         return [torch.cat([run.step(pieces) for pieces in steps]) for run, steps in zip(paged, runs, strict=True)]
@@ -85,3 +93,14 @@ def test_a_draft_with_its_targets_embedding_and_few_output_tokens_is_divided_too
         (logits,) = run_ranks(draft, tmp_path, size, [[{0: tokens}]], target)
         assert logits.shape == (30, 57)
         assert relative_error(logits, whole) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
+def test_other_dtypes_are_divided_too(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, tokens = tmp_path / "model", random_tokens(30)
+    reference = save_tiny_checkpoint(model, tie_word_embeddings=True, **UNEVEN)
+    logits, one_by_one = run_ranks(model, tmp_path, 2, [[{0: tokens}], [{0: [token]} for token in tokens]], dtype=dtype)
+    expected = expected_logits(reference, tokens)
+    alone = PagedRun(load(model, dtype), 1, 40).step({0: tokens})
+    assert relative_error(logits, expected) < 1.3 * relative_error(alone, expected)
+    assert torch.equal(logits, one_by_one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -126,5 +127,14 @@ def test_a_file_that_is_no_store_is_refused_and_left_alone(path: Path, make: Cal
 
 
 async def test_a_folder_that_is_not_there_is_said(path: Path) -> None:
-    with pytest.raises(StoreError, match="unable to open"):
+    with pytest.raises(StoreError, match=r"cannot open the store .*No such file"):
         await SQLiteBackend.open(path / "control.sqlite")
+
+
+async def test_only_its_owner_may_read_the_store_and_its_log(path: Path) -> None:
+    store = ControlStore(await SQLiteBackend.open(path))
+    await store.put(Kind.POLICY, Change("a", "ann", ""), 0, 1.0)
+    files = [one for one in os.scandir(path.parent) if one.name.startswith(path.name)]
+    assert len(files) == 3
+    assert all(one.stat().st_mode & 0o077 == 0 for one in files)
+    await store.close()

@@ -57,10 +57,12 @@ class Stream:
 class Wire:
     """Commands under way to a draft engine that is stepped by hand."""
 
-    def __init__(self, num_blocks: int, num_streams: int) -> None:
+    def __init__(self, num_blocks: int, num_streams: int, prefix_cache: bool) -> None:
         self.now = 0.0
         self.commands: list[DraftCommand] = []
-        self.kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE)
+        self.kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, prefix_cache)
+        runner = ToyRunner(BLOCK_SIZE, DRAFT)
+        runner.may_write = lambda block_id: block_id not in self.kv.pool.cache
         config = DraftSchedulerConfig(
             max_num_seqs=2,
             max_num_batched_tokens=16,
@@ -68,10 +70,8 @@ class Wire:
             max_sessions=3,
             vocab_size=TARGET.vocab_size,
         )
-        self.engine = DraftEngine(
-            ToyRunner(BLOCK_SIZE, DRAFT), self.kv, config, on_events=self.receive, clock=lambda: self.now
-        )
-        prompts = {f"r{i}": tuple(range(i, i + 1 + 13 * i)) for i in range(num_streams)}
+        self.engine = DraftEngine(runner, self.kv, config, on_events=self.receive, clock=lambda: self.now)
+        prompts = {f"r{i}": tuple(range(1 + 13 * i)) for i in range(num_streams)}
         self.streams = {
             key: Stream(key, prompt + TARGET.continuation(prompt, sampling(seed=3), MAX_LEN - len(prompt)), len(prompt))
             for key, prompt in prompts.items()
@@ -95,9 +95,9 @@ class Wire:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(8, 40), st.integers(1, 4), st.data())
-def test_guesses_equal_a_fresh_sessions_whatever_the_wire_does(num_blocks, num_streams, data):
-    wire = Wire(num_blocks, num_streams)
+@given(st.integers(8, 40), st.integers(1, 4), st.booleans(), st.data())
+def test_guesses_equal_a_fresh_sessions_whatever_the_wire_does(num_blocks, num_streams, prefix_cache, data):
+    wire = Wire(num_blocks, num_streams, prefix_cache)
     wire.commands = [stream.open(draft_len=3) for stream in wire.streams.values()]
     ops = ["commit", "commit", "deliver", "deliver", "step", "step", "step", "drop", "duplicate", "swap"]
     for op in data.draw(st.lists(st.sampled_from(ops), min_size=20, max_size=80)):

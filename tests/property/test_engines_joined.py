@@ -31,11 +31,13 @@ class ManualClock:
 
 
 def submissions(count: int, draft_len: int, seed: int, **fields: Any) -> list[Submit]:
+    """Random requests, some of whose prompts begin alike."""
     chance = random.Random(seed)
+    common = tuple(chance.randrange(1, 50) for _ in range(20))
     return [
         Submit(
             f"r{index}",
-            tuple(chance.randrange(1, 50) for _ in range(chance.randint(1, 40))),
+            common[: chance.choice((0, 7, 20))] + tuple(chance.randrange(1, 50) for _ in range(chance.randint(1, 20))),
             sampling(
                 chance.randint(1, 40), seed=chance.randrange(1 << 64), temperature=chance.choice((0.0, 1.0)), **fields
             ),
@@ -68,9 +70,11 @@ def unreliable(seed: int) -> Callable[[list[Any]], list[Any]]:
 
 @pytest.mark.parametrize("draft_len", range(1, 9))
 @pytest.mark.parametrize("agreement", [1.0, 0.0, 0.6], ids=["right", "wrong", "fair"])
-def test_output_equals_plain_decoding(draft_len: int, agreement: float) -> None:
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no cache"])
+def test_output_equals_plain_decoding(draft_len: int, agreement: float, prefix_cache: bool) -> None:
     clock = ManualClock()
-    target, draft = target_pool(clock=clock), draft_pool(agreement, clock=clock)
+    target = target_pool(clock=clock, prefix_cache=prefix_cache)
+    draft = draft_pool(agreement, clock=clock, prefix_cache=prefix_cache)
     router = TinyRouter(target, draft)
     requests = submissions(6, draft_len, seed=draft_len)
     for request in requests:
@@ -112,13 +116,20 @@ def test_a_draft_equal_to_the_target_gives_an_acceptance_length_of_k_plus_one(dr
     hold=st.sampled_from(HoldMode),
     mode=st.sampled_from(DraftLengthMode),
     num_blocks=st.sampled_from([22, 30, 200]),
+    prefix_cache=st.booleans(),
 )
 def test_output_survives_any_fault_of_the_draft_stream(
-    seed: int, draft_len: int, agreement: float, hold: HoldMode, mode: DraftLengthMode, num_blocks: int
+    seed: int,
+    draft_len: int,
+    agreement: float,
+    hold: HoldMode,
+    mode: DraftLengthMode,
+    num_blocks: int,
+    prefix_cache: bool,
 ) -> None:
     clock = ManualClock()
-    target = target_pool(num_blocks, hold, mode, clock, max_hold_s=0.05)
-    draft = draft_pool(agreement, num_blocks, clock=clock, max_sessions=3)
+    target = target_pool(num_blocks, hold, mode, clock, max_hold_s=0.05, prefix_cache=prefix_cache)
+    draft = draft_pool(agreement, num_blocks, clock=clock, max_sessions=3, prefix_cache=prefix_cache)
     router = TinyRouter(target, draft, unreliable(seed))
     requests = submissions(5, draft_len, seed)
     for request in requests:

@@ -81,9 +81,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 16),
         hold=st.sampled_from(HoldMode),
         mode=st.sampled_from(DraftLengthMode),
+        prefix_cache=st.booleans(),
     )
     def start(
-        self, block_size: int, num_slots: int, max_num_seqs: int, budget: int, hold: HoldMode, mode: DraftLengthMode
+        self,
+        block_size: int,
+        num_slots: int,
+        max_num_seqs: int,
+        budget: int,
+        hold: HoldMode,
+        mode: DraftLengthMode,
+        prefix_cache: bool,
     ) -> None:
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -95,10 +103,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             hold=hold,
             max_hold_s=MAX_HOLD_S,
         )
-        self.kv = KVCacheManager(BlockPool(num_slots // block_size), block_size)
+        self.kv = KVCacheManager(BlockPool(num_slots // block_size), block_size, prefix_cache)
         controller = DraftLengthController(DraftLengthConfig(mode=mode, probe_interval=4))
         self.scheduler = Scheduler(self.config, self.kv, controller)
         self.runner = ToyRunner(block_size, MODEL)
+        self.runner.may_write = lambda block_id: block_id not in self.kv.pool.cache
 
     # --- commands ---
 
@@ -268,6 +277,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.clients, "no end within the bound"
         assert self.kv.pool.num_free == self.kv.pool.num_blocks
         self.the_books_agree()
+        stats = self.scheduler.stats().prefix_cache
+        assert 0 <= stats.num_hit_tokens <= stats.num_query_tokens
 
     def pick(self, data: st.DataObject) -> Client:
         return self.clients[data.draw(st.sampled_from(sorted(self.clients)))]
@@ -330,6 +341,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def take(self, commit: Commit, may_end: Callable[[FinishReason | None], bool]) -> None:
         client = self.clients[commit.request_id]
         assert commit.base_len == len(client.committed)
+        assert commit.num_cached_tokens == 0 or not client.output
+        assert commit.num_cached_tokens < len(client.submit.prompt_token_ids)
         client.output.extend(commit.token_ids)
         output, finish_reason = client.truth()
         assert tuple(client.output) == output[: len(client.output)]

@@ -5,7 +5,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cluster.core.speculation import FallbackCause
-from cluster.core.step import SchedulerStats, StepStats
+from cluster.core.step import PrefixCacheStats, SchedulerStats, StepStats
 from cluster.messages import Drafter, GenerationStats, PolicyStamp
 from cluster.metrics import MAX_RULE_LABELS, MAX_TENANT_LABELS, BoundedLabel, PoolMetrics, RouterMetrics, serve_metrics
 from cluster.router.observer import (
@@ -111,10 +111,13 @@ def test_fallbacks_are_counted_by_cause() -> None:
 
 def test_a_pools_step_is_counted_and_totals_are_counted_once() -> None:
     registry = CollectorRegistry()
-    now = stats(holds={"arrived": 2}, num_preemptions=1, num_stale_blocks=4)
+    now = stats(holds={"arrived": 2}, num_preemptions=1, num_stale_blocks=4, prefix_cache=PrefixCacheStats(5, 100, 40))
     metrics = PoolMetrics(registry, "m", "target", lambda: now)
     metrics.observe_step(step(now))
-    metrics.observe_step(step(stats(holds={"arrived": 5}, num_preemptions=1, num_stale_blocks=4)))
+    later = stats(
+        holds={"arrived": 5}, num_preemptions=1, num_stale_blocks=4, prefix_cache=PrefixCacheStats(6, 180, 64)
+    )
+    metrics.observe_step(step(later))
     names = {"model": "m", "pool": "target"}
     value = registry.get_sample_value
     assert value("paceline_kv_cache_usage_ratio", names) == 0.25
@@ -126,6 +129,9 @@ def test_a_pools_step_is_counted_and_totals_are_counted_once() -> None:
     assert value("paceline_holds_total", {**names, "outcome": "arrived"}) == 5
     assert value("paceline_preemptions_total", names) == 1
     assert value("paceline_spec_decode_num_stale_blocks_total", names) == 4
+    assert value("paceline_prefix_cache_blocks", names) == 5
+    assert value("paceline_prefix_cache_queries_total", names) == 180
+    assert value("paceline_prefix_cache_hits_total", names) == 64
 
 
 def test_a_process_serves_its_own_registry() -> None:

@@ -99,6 +99,12 @@ def test_a_tensor_of_integers(model: Path) -> None:
     assert "tensor model.norm.weight has dtype int8" in refusal(model)
 
 
+def test_a_number_that_float16_does_not_hold(model: Path) -> None:
+    edit_tensors(model, lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].fill_(7e4))
+    with pytest.raises(ModelError, match=r"up_proj\.weight has numbers beyond float16's range"):
+        load_weights(model, load_spec(model), torch.float16, CPU)
+
+
 def test_a_tensor_that_the_config_does_not_announce(model: Path) -> None:
     edit_tensors(model, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}))
     assert "config.json does not account for tensor model.layers.0.self_attn.q_proj.bias (1 such)" in refusal(model)

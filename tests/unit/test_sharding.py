@@ -85,7 +85,7 @@ def test_ranks_read_parts_that_make_up_the_whole_and_hold_nothing_else(tmp_path:
     model, cpu = load_spec(tmp_path), torch.device("cpu")
     whole = load_weights(tmp_path, model, torch.float32, cpu)
     parts = [load_weights(tmp_path, model, torch.float32, cpu, shard=Shard.of(model, rank, 2)) for rank in range(2)]
-    assert torch.equal(torch.cat([part.embedding for part in parts]), whole.embedding)
+    assert torch.equal(torch.cat([part.embedding.weight for part in parts]), whole.embedding.weight)
     assert torch.equal(torch.cat([part.head.weight for part in parts]), whole.head.weight)
     for layers in zip(whole.layers, *(part.layers for part in parts), strict=True):
         layer, first, second = layers
@@ -97,7 +97,7 @@ def test_ranks_read_parts_that_make_up_the_whole_and_hold_nothing_else(tmp_path:
         assert torch.equal(torch.cat([*queries, *keys, *values]), layer.qkv.weight)
     for part in parts:
         matrices = [linear.weight for layer in part.layers for linear in (layer.output, layer.down)]
-        for tensor in (part.embedding, part.head.weight, *matrices):
+        for tensor in (part.embedding.weight, part.head.weight, *matrices):
             assert tensor.untyped_storage().nbytes() == tensor.nbytes  # no view of more
     assert sum(part.num_bytes for part in parts) < 1.05 * whole.num_bytes
 

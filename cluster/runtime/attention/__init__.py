@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from cluster.runtime.input_batch import InputBatch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How a model's attention departs from softmax(q k^T / sqrt(head_dim)) over all earlier keys."""
+
+    scale: float | None = None  # factor on the products; None: head_dim**-0.5
+    window: int | None = None  # a row sees this many keys, its own included; None: all
+    softcap: float | None = None  # scaled scores s become softcap * tanh(s / softcap); None: as they are
+
+    def scale_for(self, head_dim: int) -> float:
+        """The factor on the products of queries and keys."""
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+
+PLAIN = AttentionOptions()
 
 
 class AttentionBackend(Protocol):
@@ -26,8 +43,15 @@ class AttentionBackend(Protocol):
         Converts to the cache's dtype, rounding to nearest even.
         """
 
-    def attend(self, query: Tensor, layer_keys: Tensor, layer_values: Tensor, batch: InputBatch) -> Tensor:
-        """Attention output [num_tokens, num_heads, head_dim] for query of the same shape; scale is head_dim**-0.5."""
+    def attend(
+        self,
+        query: Tensor,
+        layer_keys: Tensor,
+        layer_values: Tensor,
+        batch: InputBatch,
+        options: AttentionOptions = PLAIN,
+    ) -> Tensor:
+        """Attention output [num_tokens, num_heads, head_dim] for query of the same shape."""
 
 
 def make_attention(device: torch.device) -> AttentionBackend:

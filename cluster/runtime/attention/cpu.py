@@ -1,4 +1,4 @@
-"""Paged attention on the CPU: float32 queries over float32 or bfloat16 keys and values, read where they lie."""
+"""Paged attention on the CPU: float32 queries over stored keys and values, read where they lie."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cluster.runtime.attention import PLAIN, AttentionOptions
+from cluster.runtime.cpu_kernels import FORMATS
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kernels.compiling import Records
+from cluster.runtime.kernels.formats import Format
 from cluster.runtime.kernels.kv_write import KV_WRITE, kv_write_function, launch_kv_write
 from cluster.runtime.kernels.paged_attention import ATTENTION, attention_functions, launch_attention
 from cluster.runtime.threads import kernel_team
 
-_CACHE_BYTES = {torch.float32: 4, torch.bfloat16: 2}
+_CACHE_FORMATS = (Format.FLOAT32, Format.BFLOAT16, Format.FLOAT16)
 
 
 class CpuAttention:
@@ -32,25 +35,33 @@ class CpuAttention:
             KV_WRITE,
             (keys.data_ptr(), values.data_ptr(), layer_keys.data_ptr(), layer_values.data_ptr()),
             (batch.host.slot_mapping.ctypes.data, 4 * keys.stride(0), 4 * values.stride(0)),
-            (len(keys), keys.shape[1] * keys.shape[2], layer_keys.element_size(), kv_write_function()),
+            (len(keys), keys.shape[1] * keys.shape[2], FORMATS[layer_keys.dtype].value, kv_write_function()),
         )
         launch_kv_write(team.address, record)
 
-    def attend(self, query: Tensor, layer_keys: Tensor, layer_values: Tensor, batch: InputBatch) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer_keys: Tensor,
+        layer_values: Tensor,
+        batch: InputBatch,
+        options: AttentionOptions = PLAIN,
+    ) -> Tensor:
         """See AttentionBackend.attend. Raises ValueError for a layout or dtype that the kernel does not read."""
         _check_rows(query)
         _check_layer(layer_keys, layer_values)
         team, host = kernel_team(), batch.host
         _, num_heads, head_dim = query.shape
         _, block_size, num_kv_heads, _ = layer_keys.shape
-        output, num_bytes = torch.empty(query.shape), layer_keys.element_size()
+        output, stored = torch.empty(query.shape), FORMATS[layer_keys.dtype]
         record = _record(
             ATTENTION,
             (query.data_ptr(), layer_keys.data_ptr(), layer_values.data_ptr(), output.data_ptr()),
             (host.block_table.ctypes.data, host.query_start.ctypes.data, host.context_len.ctypes.data),
-            (4 * query.stride(0), layer_keys.stride(1) * num_bytes, host.block_table.strides[0]),
-            (len(host.context_len), num_heads, num_kv_heads, head_dim, block_size, num_bytes),
+            (4 * query.stride(0), layer_keys.stride(1) * stored.num_bytes, host.block_table.strides[0]),
+            (len(host.context_len), num_heads, num_kv_heads, head_dim, block_size, stored.value, options.window or 0),
             (*attention_functions(), team.num_threads, 0, 0, 0, 0, 0),
+            _bits(options.scale_for(head_dim), options.softcap or 0.0),
         )
         launch_attention(team.address, record)
         return output
@@ -58,6 +69,11 @@ class CpuAttention:
 
 def _record(dtype: np.dtype[np.void], *fields: tuple[int, ...]) -> Records:
     return np.array([value for group in fields for value in group], dtype=np.int64).view(dtype)
+
+
+def _bits(*values: float) -> tuple[int, ...]:
+    """float64 numbers as a record holds them."""
+    return tuple(np.array(values, dtype=np.float64).view(np.int64).tolist())
 
 
 def _check_rows(*tensors: Tensor) -> None:
@@ -68,5 +84,5 @@ def _check_rows(*tensors: Tensor) -> None:
 
 def _check_layer(*tensors: Tensor) -> None:
     for tensor in tensors:
-        if tensor.dtype not in _CACHE_BYTES or not tensor.is_contiguous():
-            raise ValueError(f"expected a contiguous float32 or bfloat16 cache, got {tensor.dtype} {tensor.stride()}")
+        if FORMATS.get(tensor.dtype) not in _CACHE_FORMATS or not tensor.is_contiguous():
+            raise ValueError(f"expected a contiguous cache of floats, got {tensor.dtype} {tensor.stride()}")

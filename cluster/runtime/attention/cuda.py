@@ -8,10 +8,9 @@ from typing import cast
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from cluster.runtime.attention import PLAIN, AttentionOptions
 from cluster.runtime.attention.reference import ReferenceAttention
 from cluster.runtime.input_batch import InputBatch
-
-_CAUSAL = (-1, 0)  # any number of keys to the left, none to the right; the last query sees the last key
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,8 @@ class CudaAttention:
     """Reads bf16 or fp16 keys and values in place through the block table.
 
     FlashAttention 2 wants block sizes that are multiples of 256; version 3 (Hopper) takes any.
-    FlashAttention knows no float32: float32 caches go through the torch reference, which is slow and exact.
+    FlashAttention knows neither float32 nor soft-capped scores: these go through the torch reference, which is slow
+    and exact.
     batch_invariant: never split the keys of one sequence over thread blocks, so that a row's bits do not depend on
     what else is in the batch; costs speed when there are few rows with long contexts.
     """
@@ -32,10 +32,17 @@ class CudaAttention:
         """See AttentionBackend.write_kv."""
         ReferenceAttention().write_kv(keys, values, layer_keys, layer_values, batch)
 
-    def attend(self, query: Tensor, layer_keys: Tensor, layer_values: Tensor, batch: InputBatch) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer_keys: Tensor,
+        layer_values: Tensor,
+        batch: InputBatch,
+        options: AttentionOptions = PLAIN,
+    ) -> Tensor:
         """See AttentionBackend.attend."""
-        if layer_keys.element_size() > 2:
-            return ReferenceAttention().attend(query, layer_keys, layer_values, batch)
+        if layer_keys.element_size() > 2 or options.softcap is not None:
+            return ReferenceAttention().attend(query, layer_keys, layer_values, batch, options)
         output = varlen_attn(
             query.to(layer_keys.dtype),
             layer_keys,
@@ -44,7 +51,9 @@ class CudaAttention:
             None,  # key lengths come from seqused_k, key places from block_table
             batch.max_query_len,
             batch.max_context_len,
-            window_size=_CAUSAL,
+            scale=options.scale_for(query.shape[2]),
+            # keys to the left and to the right of a row's own; the last query's own is the last key
+            window_size=(-1 if options.window is None else options.window - 1, 0),
             enable_gqa=query.shape[1] != layer_keys.shape[2],
             seqused_k=batch.context_len,
             block_table=batch.block_table,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cluster.runtime.attention import PLAIN, AttentionOptions
 from cluster.runtime.input_batch import InputBatch
 
 
@@ -18,11 +19,20 @@ class ReferenceAttention:
         layer_keys.flatten(0, 1)[batch.slot_mapping] = keys.to(layer_keys.dtype)
         layer_values.flatten(0, 1)[batch.slot_mapping] = values.to(layer_values.dtype)
 
-    def attend(self, query: Tensor, layer_keys: Tensor, layer_values: Tensor, batch: InputBatch) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer_keys: Tensor,
+        layer_values: Tensor,
+        batch: InputBatch,
+        options: AttentionOptions = PLAIN,
+    ) -> Tensor:
         """See AttentionBackend.attend."""
         starts = batch.query_start.tolist()
         outputs = [
-            attend_one(query[start:end], _gather(layer_keys, table, context), _gather(layer_values, table, context))
+            attend_one(
+                query[start:end], _gather(layer_keys, table, context), _gather(layer_values, table, context), options
+            )
             for start, end, table, context in zip(
                 starts, starts[1:], batch.block_table, batch.context_len.tolist(), strict=False
             )
@@ -30,7 +40,7 @@ class ReferenceAttention:
         return torch.cat(outputs) if outputs else torch.empty_like(query)
 
 
-def attend_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend_one(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions = PLAIN) -> Tensor:
     """Causal attention of one sequence whose queries are its last rows.
 
     query [num_rows, num_heads, head_dim]; keys, values [context_len, num_kv_heads, head_dim]; returns query's shape.
@@ -41,9 +51,12 @@ def attend_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     group = num_heads // num_kv_heads
     keys = keys.to(dtype).repeat_interleave(group, dim=1)  # [context_len, num_heads, head_dim]
     values = values.to(dtype).repeat_interleave(group, dim=1)
-    scores = torch.einsum("rhd,khd->hrk", query.to(dtype), keys) * head_dim**-0.5
+    scores = torch.einsum("rhd,khd->hrk", query.to(dtype), keys) * options.scale_for(head_dim)
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
     positions = torch.arange(context_len - num_rows, context_len, device=query.device)
-    visible = torch.arange(context_len, device=query.device) <= positions[:, None]  # [num_rows, context_len]
+    distance = positions[:, None] - torch.arange(context_len, device=query.device)  # [num_rows, context_len]
+    visible = (distance >= 0) & (distance < (context_len if options.window is None else options.window))
     weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
     return torch.einsum("hrk,khd->rhd", weights, values).to(query.dtype)
 

@@ -6,18 +6,19 @@ import numpy as np
 
 from cluster.runtime.kernels.compiling import Record, Records, native
 from cluster.runtime.kernels.elementwise import launch_gated_silu, launch_rms_norm
+from cluster.runtime.kernels.formats import BYTES_MASK
 from cluster.runtime.kernels.kv_write import KV_WRITE, launch_kv_write
 from cluster.runtime.kernels.linear import launch_linear
 from cluster.runtime.kernels.paged_attention import ATTENTION, launch_attention
 from cluster.runtime.kernels.rotary import launch_rotary
 
-# One layer's addresses. Biases and qk_norm may be 0; matrices are [out_features, in_features], norms float32.
+# One layer's addresses. Scales, biases and qk_norm may be 0; matrices are [out_features, in_features], norms float32.
 LAYER = np.dtype(
     [
         (name, np.int64)
         for name in (
-            "input_norm", "qkv", "qkv_bias", "qk_norm", "output", "output_bias",
-            "mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias",
+            "input_norm", "qkv", "qkv_scales", "qkv_bias", "qk_norm", "output", "output_scales", "output_bias",
+            "mlp_norm", "gate_up", "gate_up_scales", "gate_up_bias", "down", "down_scales", "down_bias",
             "keys", "values",
         )
     ]
@@ -32,7 +33,7 @@ STEP = np.dtype(
             "table_rows", "slots", "block_table", "query_start", "context_len",  # as the kernels below take them
             "num_tokens", "num_seqs", "table_stride",
             "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
-            "weight_bytes", "kv_bytes", "block_size",  # bytes of an element
+            "weights_stored", "kv_stored", "block_size",  # Formats
             "normed", "packed", "attended", "middle", "gate_up", "activated",  # scratch, see scratch_sizes
             "linear_function", "norm_function", "silu_function", "rotary_function", "kv_write_function",
             "tile_function", "span_function", "merge_function", "num_threads",
@@ -44,10 +45,11 @@ STEP = np.dtype(
 
 @native
 def _linear(
-    team: int, s: Record, x: int, weight: int, bias: int, residual: int, out: int, columns: int, depth: int
+    team: int, s: Record, x: int, weight: int, scales: int, bias: int, residual: int, out: int, columns: int, depth: int
 ) -> None:
     launch_linear(
-        team, s.linear_function, x, weight, bias, residual, out, s.num_tokens, columns, depth, 4 * depth, s.weight_bytes
+        team, s.linear_function, x, weight, scales, bias, residual, out,
+        s.num_tokens, columns, depth, 4 * depth, s.weights_stored,
     )  # fmt: skip
 
 
@@ -79,7 +81,7 @@ def _write(team: int, s: Record, layer_keys: int, layer_values: int) -> None:
     a.values = a.keys + features * 4
     a.key_stride = a.value_stride = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim * 4
     a.layer_keys, a.layer_values, a.slots = layer_keys, layer_values, s.slots
-    a.num_tokens, a.num_features, a.num_bytes = s.num_tokens, features, s.kv_bytes
+    a.num_tokens, a.num_features, a.stored = s.num_tokens, features, s.kv_stored
     a.function = s.kv_write_function
     launch_kv_write(team, args)
 
@@ -91,11 +93,12 @@ def _attend(team: int, s: Record, layer_keys: int, layer_values: int) -> None:
     a.query, a.keys, a.values, a.out = s.packed, layer_keys, layer_values, s.attended
     a.block_table, a.query_start, a.context_len = s.block_table, s.query_start, s.context_len
     a.query_stride = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim * 4
-    a.token_stride, a.table_stride = s.num_kv_heads * s.head_dim * s.kv_bytes, s.table_stride
+    a.token_stride, a.table_stride = s.num_kv_heads * s.head_dim * (s.kv_stored & BYTES_MASK), s.table_stride
     a.num_seqs, a.num_heads, a.num_kv_heads = s.num_seqs, s.num_heads, s.num_kv_heads
-    a.head_dim, a.block_size, a.num_bytes = s.head_dim, s.block_size, s.kv_bytes
+    a.head_dim, a.block_size, a.stored = s.head_dim, s.block_size, s.kv_stored
     a.tile_function, a.span_function, a.merge_function = s.tile_function, s.span_function, s.merge_function
     a.num_threads = s.num_threads
+    a.window, a.scale, a.softcap = 0, 1 / np.sqrt(s.head_dim), 0
     launch_attention(team, args)
 
 
@@ -104,15 +107,23 @@ def _layer(team: int, layer: Record, s: Record) -> None:
     hidden, heads = s.hidden_size, s.num_heads * s.head_dim
     packed = heads + 2 * s.num_kv_heads * s.head_dim
     _norm(team, s, s.hidden, layer.input_norm, s.normed, s.num_tokens, 1, hidden)
-    _linear(team, s, s.normed, layer.qkv, layer.qkv_bias, 0, s.packed, packed, hidden)
+    _linear(team, s, s.normed, layer.qkv, layer.qkv_scales, layer.qkv_bias, 0, s.packed, packed, hidden)
     _prepare_heads(team, s, layer.qk_norm)
     _write(team, s, layer.keys, layer.values)
     _attend(team, s, layer.keys, layer.values)
-    _linear(team, s, s.attended, layer.output, layer.output_bias, s.hidden, s.middle, hidden, heads)
+    _linear(
+        team, s, s.attended, layer.output, layer.output_scales, layer.output_bias, s.hidden, s.middle, hidden, heads
+    )
     _norm(team, s, s.middle, layer.mlp_norm, s.normed, s.num_tokens, 1, hidden)
-    _linear(team, s, s.normed, layer.gate_up, layer.gate_up_bias, 0, s.gate_up, 2 * s.intermediate_size, hidden)
+    _linear(
+        team, s, s.normed, layer.gate_up, layer.gate_up_scales, layer.gate_up_bias, 0, s.gate_up,
+        2 * s.intermediate_size, hidden,
+    )  # fmt: skip
     launch_gated_silu(team, s.silu_function, s.gate_up, s.activated, s.num_tokens, s.intermediate_size)
-    _linear(team, s, s.activated, layer.down, layer.down_bias, s.middle, s.hidden, hidden, s.intermediate_size)
+    _linear(
+        team, s, s.activated, layer.down, layer.down_scales, layer.down_bias, s.middle, s.hidden,
+        hidden, s.intermediate_size,
+    )  # fmt: skip
 
 
 @native

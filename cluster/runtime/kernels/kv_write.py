@@ -1,4 +1,4 @@
-"""Storing a step's keys and values in their slots, as float32 or rounded to bfloat16 (nearest even)."""
+"""Storing a step's keys and values in their slots, as float32 or rounded to a 16-bit format (nearest even)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from numba import carray
 
 from cluster.runtime.kernels.compiling import Record, Records, native, task_body
+from cluster.runtime.kernels.formats import BFLOAT16, BYTES_MASK, FLOAT16, store_fp16, store_fp16_part
 from cluster.runtime.kernels.simd import (
     LANES,
     load,
@@ -24,7 +25,7 @@ KV_WRITE = np.dtype(
         for name in (
             "keys", "values", "layer_keys", "layer_values", "slots",  # addresses; slots int64 [num_tokens]
             "key_stride", "value_stride",  # bytes between the tokens of keys and values
-            "num_tokens", "num_features", "num_bytes",  # num_features: num_kv_heads * head_dim
+            "num_tokens", "num_features", "stored",  # num_features: num_kv_heads * head_dim
             "function",
         )
     ]
@@ -34,19 +35,23 @@ _TOKENS_PER_TASK = 64
 
 
 @native
-def _write(source: int, target: int, count: int, num_bytes: int) -> None:
+def _write(source: int, target: int, count: int, stored: int) -> None:
     whole = count & -LANES
     for index in range(0, whole, LANES):
-        if num_bytes == 2:
+        if stored == BFLOAT16:
             store_bf16(target + 2 * index, load(source + 4 * index))
+        elif stored == FLOAT16:
+            store_fp16(target + 2 * index, load(source + 4 * index))
         else:
             store(target + 4 * index, load(source + 4 * index))
     if whole < count:
-        rest = load_part(source + 4 * whole, count - whole)
-        if num_bytes == 2:
-            store_bf16_part(target + 2 * whole, rest, count - whole)
+        rest, place = load_part(source + 4 * whole, count - whole), target + whole * (stored & BYTES_MASK)
+        if stored == BFLOAT16:
+            store_bf16_part(place, rest, count - whole)
+        elif stored == FLOAT16:
+            store_fp16_part(place, rest, count - whole)
         else:
-            store_part(target + 4 * whole, rest, count - whole)
+            store_part(place, rest, count - whole)
 
 
 @task_body(KV_WRITE)
@@ -54,9 +59,9 @@ def _write_task(args: Record, task: int) -> None:
     a = carray(args, 1)[0]
     first = task * _TOKENS_PER_TASK
     for token in range(first, min(first + _TOKENS_PER_TASK, a.num_tokens)):
-        place = load_int64(a.slots + 8 * token) * a.num_features * a.num_bytes
-        _write(a.keys + token * a.key_stride, a.layer_keys + place, a.num_features, a.num_bytes)
-        _write(a.values + token * a.value_stride, a.layer_values + place, a.num_features, a.num_bytes)
+        place = load_int64(a.slots + 8 * token) * a.num_features * (a.stored & BYTES_MASK)
+        _write(a.keys + token * a.key_stride, a.layer_keys + place, a.num_features, a.stored)
+        _write(a.values + token * a.value_stride, a.layer_values + place, a.num_features, a.stored)
 
 
 @native

@@ -1,4 +1,4 @@
-"""Matrix product of float32 activations with float32 or bfloat16 weights: y = x W^T + bias + residual.
+"""Matrix product of float32 activations with stored weights: y = (x W^T) * scales + bias + residual.
 
 A task is a block of output columns for a block of rows. Within it the rows go in groups of at most six, whose
 activations stay in the first-level cache while the block's weights stream past from the second level:
@@ -13,6 +13,7 @@ import numpy as np
 from numba import carray
 
 from cluster.runtime.kernels.compiling import Record, native, task_body
+from cluster.runtime.kernels.formats import BYTES_MASK
 from cluster.runtime.kernels.simd import LANES, address_of, load, load_float, store, store_float
 from cluster.runtime.kernels.team import launch
 from cluster.runtime.kernels.tiles import DOT_COLUMNS, DOT_ROWS, dot_tile
@@ -21,8 +22,8 @@ _LINEAR = np.dtype(
     [
         (name, np.int64)
         for name in (
-            "x", "weight", "bias", "residual", "out",  # addresses; bias and residual may be 0
-            "num_rows", "num_columns", "depth", "x_stride", "num_bytes",  # x_stride in bytes
+            "x", "weight", "scales", "bias", "residual", "out",  # addresses; scales, bias and residual may be 0
+            "num_rows", "num_columns", "depth", "x_stride", "stored",  # x_stride in bytes; stored: the weights' Format
             "rows_per_task", "columns_per_task", "column_blocks",
         )
     ]
@@ -35,7 +36,7 @@ _TASKS_WANTED = 16  # cut finer than _BLOCK_BYTES if there would be fewer tasks 
 
 @native
 def _tail_tile(
-    num_bytes: int,
+    stored: int,
     rows: int,
     x: int,
     x_stride: int,
@@ -50,7 +51,7 @@ def _tail_tile(
     last = first + (count - 1) * stride
     scratch = np.empty((DOT_ROWS, DOT_COLUMNS), np.float32)
     second, third = min(first + stride, last), min(first + 2 * stride, last)
-    dot_tile(num_bytes, rows, x, x_stride, first, second, third, last, depth, address_of(scratch), 4 * DOT_COLUMNS, 0)
+    dot_tile(stored, rows, x, x_stride, first, second, third, last, depth, address_of(scratch), 4 * DOT_COLUMNS, 0)
     for row in range(rows):
         for column in range(count):
             store_float(out + row * out_stride + 4 * column, scratch[row, column])
@@ -64,13 +65,21 @@ def _add_row(target: int, addend: int, count: int) -> None:
         store_float(target + 4 * index, load_float(target + 4 * index) + load_float(addend + 4 * index))
 
 
+@native
+def _scale_row(target: int, scales: int, count: int) -> None:
+    for index in range(0, count & -LANES, LANES):
+        store(target + 4 * index, load(target + 4 * index) * load(scales + 4 * index))
+    for index in range(count & -LANES, count):
+        store_float(target + 4 * index, load_float(target + 4 * index) * load_float(scales + 4 * index))
+
+
 @task_body(_LINEAR)
 def _linear_task(args: Record, task: int) -> None:
     a = carray(args, 1)[0]
     row, column = (task // a.column_blocks) * a.rows_per_task, (task % a.column_blocks) * a.columns_per_task
     row_end = min(row + a.rows_per_task, a.num_rows)
     column_end = min(column + a.columns_per_task, a.num_columns)
-    weight_stride, out_stride = a.depth * a.num_bytes, a.num_columns * 4
+    weight_stride, out_stride = a.depth * (a.stored & BYTES_MASK), a.num_columns * 4
     while row < row_end:
         # as even as possible: 7 rows are 4 + 3, not 6 + 1
         rows = -(-(row_end - row) // (-(-(row_end - row) // DOT_ROWS)))
@@ -81,7 +90,7 @@ def _linear_task(args: Record, task: int) -> None:
             if first + DOT_COLUMNS <= column_end:
                 w1, w2, w3 = w + weight_stride, w + 2 * weight_stride, w + 3 * weight_stride
                 dot_tile(
-                    a.num_bytes,
+                    a.stored,
                     rows,
                     x,
                     a.x_stride,
@@ -96,10 +105,12 @@ def _linear_task(args: Record, task: int) -> None:
                 )
             else:
                 _tail_tile(
-                    a.num_bytes, rows, x, a.x_stride, w, weight_stride, column_end - first, a.depth, out, out_stride
+                    a.stored, rows, x, a.x_stride, w, weight_stride, column_end - first, a.depth, out, out_stride
                 )
         for index in range(row, row + rows):
             out = a.out + index * out_stride + column * 4
+            if a.scales:
+                _scale_row(out, a.scales + column * 4, column_end - column)
             if a.bias:
                 _add_row(out, a.bias + column * 4, column_end - column)
             if a.residual:
@@ -113,6 +124,7 @@ def launch_linear(
     function: int,
     x: int,
     weight: int,
+    scales: int,
     bias: int,
     residual: int,
     out: int,
@@ -120,19 +132,19 @@ def launch_linear(
     num_columns: int,
     depth: int,
     x_stride: int,
-    num_bytes: int,
+    stored: int,
 ) -> None:
-    """Compute y = x W^T + bias + residual on the team.
+    """Compute y = (x W^T) * scales + bias + residual on the team.
 
-    x float32 [num_rows, depth] with x_stride bytes between rows; weight [num_columns, depth] of num_bytes per
-    element; bias float32 [num_columns] or 0; residual float32 [num_rows, num_columns] or 0; out like residual, and no
+    x float32 [num_rows, depth] with x_stride bytes between rows; weight [num_columns, depth], stored: its Format;
+    scales and bias float32 [num_columns] or 0; residual float32 [num_rows, num_columns] or 0; out like residual, and no
     part of it may be x or residual.
     """
     args = np.empty(1, _LINEAR)
     a = args[0]
-    a.x, a.weight, a.bias, a.residual, a.out = x, weight, bias, residual, out
-    a.num_rows, a.num_columns, a.depth, a.x_stride, a.num_bytes = num_rows, num_columns, depth, x_stride, num_bytes
-    columns = min(_BLOCK_BYTES // (depth * num_bytes), num_columns // _TASKS_WANTED)
+    a.x, a.weight, a.scales, a.bias, a.residual, a.out = x, weight, scales, bias, residual, out
+    a.num_rows, a.num_columns, a.depth, a.x_stride, a.stored = num_rows, num_columns, depth, x_stride, stored
+    columns = min(_BLOCK_BYTES // (depth * (stored & BYTES_MASK)), num_columns // _TASKS_WANTED)
     a.columns_per_task = max(DOT_COLUMNS, columns // DOT_COLUMNS * DOT_COLUMNS)
     a.column_blocks = -(-num_columns // a.columns_per_task)
     a.rows_per_task = _ROW_BLOCK

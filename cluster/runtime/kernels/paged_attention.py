@@ -10,6 +10,9 @@ values by accumulate tiles; then the span's (max, sum, output) is merged into th
 read once for the whole tile, where they lie. Spans start at fixed positions and merge in order, and a row takes part
 in a span with the keys it sees only: its bits depend on its own query and context alone.
 
+With a window w a row at position p sees the keys p - w + 1 .. p. Keys before them have weight 0, which changes no bit
+of a sum, and spans that no row of a tile sees are left out.
+
 With few tiles and long contexts the spans of a tile are tasks of their own, merged by a second launch: the same
 arithmetic in the same order, on more threads.
 """
@@ -22,7 +25,9 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
+from cluster.runtime.kernels.attention_softmax import softmax
 from cluster.runtime.kernels.compiling import Record, Records, native, task_body
+from cluster.runtime.kernels.formats import BYTES_MASK
 from cluster.runtime.kernels.simd import (
     LANES,
     address_of,
@@ -31,12 +36,10 @@ from cluster.runtime.kernels.simd import (
     float_pointer,
     fma,
     lane_max,
-    lane_sum,
     load,
     load_int32,
     load_int64,
     load_part,
-    maximum,
     store,
     store_part,
 )
@@ -49,6 +52,7 @@ IntArray = NDArray[np.int64]
 SPAN = 256  # keys per span; a multiple of LANES
 _TILE_ROWS = 48  # query rows of one tile: its scores of a span (48 KiB) stay in the second-level cache
 _TASKS_PER_THREAD = 3  # with fewer tiles than this, spans become tasks
+_ENTRY_BYTES = 40  # a row of _plan_tiles' result
 
 ATTENTION = np.dtype(
     [
@@ -57,11 +61,13 @@ ATTENTION = np.dtype(
             "query", "keys", "values", "out",  # addresses; query and out are float32
             "block_table", "query_start", "context_len",  # addresses of int32
             "query_stride", "token_stride", "table_stride",  # bytes
-            "num_seqs", "num_heads", "num_kv_heads", "head_dim", "block_size", "num_bytes",  # of an element
+            "num_seqs", "num_heads", "num_kv_heads", "head_dim", "block_size", "stored",  # their Format
+            "window",  # keys that a row sees; 0: all
             "tile_function", "span_function", "merge_function", "num_threads",
             "tile_tokens", "tiles", "spans", "partials", "partial_rows",  # filled in by launch_attention
         )
     ]
+    + [("scale", np.float64), ("softcap", np.float64)]  # softcap 0: none
 )  # fmt: skip
 
 
@@ -115,25 +121,7 @@ def _scores(a: Record, keys: int, tile: _Tile) -> None:
         for first in range(row, num_rows, DOT_ROWS):
             rows = min(DOT_ROWS, num_rows - first)
             x, out = address_of(query) + first * stride, address_of(tile.scores) + (first * SPAN + key) * 4
-            dot_tile(a.num_bytes, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 0)
-
-
-@native
-def _softmax(scores: FloatArray, count: int, scale: np.float32) -> tuple[np.float32, np.float32]:
-    """Replace the first `count` scores by exp(score * scale - largest); returns the largest and the sum."""
-    base, whole = address_of(scores), -(-count // LANES) * LANES
-    scores[count:whole] = -np.inf
-    factor, top = broadcast(scale), broadcast(np.float32(-np.inf))
-    for index in range(0, whole, LANES):
-        score = load(base + 4 * index) * factor
-        store(base + 4 * index, score)
-        top = maximum(top, score)
-    largest, total = lane_max(top), broadcast(np.float32(0))
-    for index in range(0, whole, LANES):
-        weight = exp(load(base + 4 * index) - broadcast(largest))
-        store(base + 4 * index, weight)
-        total = total + weight
-    return largest, lane_sum(total)
+            dot_tile(a.stored, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 0)
 
 
 @native
@@ -144,11 +132,11 @@ def _weigh(a: Record, values: int, tile: _Tile, output: _Output) -> None:
         rows, common = min(SUM_ROWS, num_rows - first), visible[first]  # the first row of a group sees the fewest
         p, out = address_of(tile.scores) + first * SPAN * 4, address_of(output.rows) + first * stride
         places = address_of(tile.offsets)
-        accumulate(a.num_bytes, rows, p, SPAN * 4, places, values, common, out, stride, a.head_dim)
+        accumulate(a.stored, rows, p, SPAN * 4, places, values, common, out, stride, a.head_dim)
         for row in range(rows):
             rest = visible[first + row] - common
             p_row, out_row = p + (row * SPAN + common) * 4, out + row * stride
-            accumulate(a.num_bytes, 1, p_row, 0, places + 8 * common, values, rest, out_row, 0, a.head_dim)
+            accumulate(a.stored, 1, p_row, 0, places + 8 * common, values, rest, out_row, 0, a.head_dim)
 
 
 @native
@@ -181,11 +169,16 @@ def _attend_span(
         tile.visible[row] = min(max(first_visible + row // group - start, 0), SPAN)
     table = a.block_table + sequence * a.table_stride
     _key_offsets(table, a.block_size, a.token_stride, start, tile.visible[-1], tile.offsets)
-    head_offset, scale = head * a.head_dim * a.num_bytes, np.float32(1 / np.sqrt(a.head_dim))
+    head_offset, scale, softcap = (
+        head * a.head_dim * (a.stored & BYTES_MASK),
+        np.float32(a.scale),
+        np.float32(a.softcap),
+    )
     _scores(a, a.keys + head_offset, tile)
     for row in range(num_rows):
         if tile.visible[row]:
-            largest, weight_sum = _softmax(tile.scores[row], tile.visible[row], scale)
+            hidden = max(first_visible + row // group - a.window - start, 0) if a.window else 0
+            largest, weight_sum = softmax(tile.scores[row], hidden, tile.visible[row], scale, softcap)
             output.stats[row, 0], output.stats[row, 1] = largest, weight_sum
     _weigh(a, a.values + head_offset, tile, output)
 
@@ -196,6 +189,8 @@ def _merge(total: _Output, part: _Output) -> None:
     width = total.rows.shape[1]
     for row in range(len(total.rows)):
         largest, weight_sum = part.stats[row, 0], part.stats[row, 1]
+        if weight_sum == 0:
+            continue  # the row sees no key of the span
         top = max(total.stats[row, 0], largest)
         keep, add = exp(broadcast(total.stats[row, 0] - top)), exp(broadcast(largest - top))
         target, source = address_of(total.rows[row]), address_of(part.rows[row])
@@ -234,11 +229,12 @@ def _partial(a: Record, span: int, head: int, num_rows: int) -> _Output:
 def _tile_task(args: Record, task: int) -> None:
     """All spans of one tile, one after the other."""
     a = carray(args, 1)[0]
-    head, entry = task % a.num_kv_heads, a.tiles + task // a.num_kv_heads * 32
+    head, entry = task % a.num_kv_heads, a.tiles + task // a.num_kv_heads * _ENTRY_BYTES
     sequence, first_token = load_int64(entry), load_int64(entry + 8)
     tile = _new_tile(a, sequence, first_token, head)
     total = _new_output(tile.query.shape[0], tile.query.shape[1])
-    for span in range(load_int64(entry + 24)):
+    skipped = load_int64(entry + 32)
+    for span in range(skipped, skipped + load_int64(entry + 24)):
         part = _new_output(tile.query.shape[0], tile.query.shape[1])
         _attend_span(a, sequence, first_token, head, span, tile, part)
         _merge(total, part)
@@ -250,20 +246,21 @@ def _span_task(args: Record, task: int) -> None:
     """One span of one tile, into its partial output."""
     a = carray(args, 1)[0]
     head, index = task % a.num_kv_heads, task // a.num_kv_heads
-    entry = a.tiles + load_int64(a.spans + 8 * index) * 32
+    entry = a.tiles + load_int64(a.spans + 8 * index) * _ENTRY_BYTES
     sequence, first_token, first_span = load_int64(entry), load_int64(entry + 8), load_int64(entry + 16)
     tile = _new_tile(a, sequence, first_token, head)
     part = _partial(a, index, head, tile.query.shape[0])
     part.rows[:] = 0
     part.stats[:, 0], part.stats[:, 1] = -np.inf, 0
-    _attend_span(a, sequence, first_token, head, index - first_span, tile, part)
+    span = load_int64(entry + 32) + index - first_span
+    _attend_span(a, sequence, first_token, head, span, tile, part)
 
 
 @task_body(ATTENTION)
 def _merge_task(args: Record, task: int) -> None:
     """Merge a tile's partial outputs in the order of the spans."""
     a = carray(args, 1)[0]
-    head, entry = task % a.num_kv_heads, a.tiles + task // a.num_kv_heads * 32
+    head, entry = task % a.num_kv_heads, a.tiles + task // a.num_kv_heads * _ENTRY_BYTES
     sequence, first_token, first_span = load_int64(entry), load_int64(entry + 8), load_int64(entry + 16)
     row_end = load_int32(a.query_start + 4 * sequence + 4)
     num_rows = min(a.tile_tokens, row_end - first_token) * (a.num_heads // a.num_kv_heads)
@@ -275,20 +272,25 @@ def _merge_task(args: Record, task: int) -> None:
 
 @native
 def _plan_tiles(a: Record) -> IntArray:
-    """[num_tiles, 4]: sequence, first query token (row of the batch), index of its first span, number of spans."""
+    """[num_tiles, 5]: sequence, first query token (row of the batch), index of its first span, spans, spans before.
+
+    The spans before are those that lie outside of every row's window.
+    """
     starts, contexts = a.query_start, a.context_len
     count = 0
     for sequence in range(a.num_seqs):
         rows = load_int32(starts + 4 * sequence + 4) - load_int32(starts + 4 * sequence)
         count += -(-rows // a.tile_tokens)
-    tiles = np.empty((count, 4), np.int64)
+    tiles = np.empty((count, 5), np.int64)
     index, num_spans = 0, 0
     for sequence in range(a.num_seqs):
         row_end = load_int32(starts + 4 * sequence + 4)
         for first in range(load_int32(starts + 4 * sequence), row_end, a.tile_tokens):
-            num_keys = load_int32(contexts + 4 * sequence) - row_end + min(first + a.tile_tokens, row_end)
-            tiles[index, 0], tiles[index, 1] = sequence, first
-            tiles[index, 2], tiles[index, 3] = num_spans, -(-num_keys // SPAN)
+            before = load_int32(contexts + 4 * sequence) - row_end  # position of token t: before + t
+            skipped = max(before + first + 1 - a.window, 0) // SPAN if a.window else 0
+            num_keys = before + min(first + a.tile_tokens, row_end)
+            tiles[index, 0], tiles[index, 1], tiles[index, 4] = sequence, first, skipped
+            tiles[index, 2], tiles[index, 3] = num_spans, -(-num_keys // SPAN) - skipped
             num_spans += tiles[index, 3]
             index += 1
     return tiles

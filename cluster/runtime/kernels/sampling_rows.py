@@ -34,6 +34,7 @@ from cluster.runtime.kernels.sampling_filters import (
     x_of,
 )
 from cluster.runtime.kernels.sampling_math import BOUND_OFFSET, MAX_GUMBEL, gumbel_of, noise_bound, output
+from cluster.runtime.kernels.token_masks import Masks, is_masked, mask_row
 
 _INF = math.inf
 
@@ -47,6 +48,13 @@ class Parameters(NamedTuple):
     min_p: Array  # float64
     seed: Array  # uint64
     position: Array  # int64
+
+
+class Changes(NamedTuple):
+    """What changes in rows of logits before they are sampled, in this order."""
+
+    adjustments: Adjustments
+    masks: Masks
 
 
 @native
@@ -109,20 +117,30 @@ def _draw(row: Row, scratch: Scratch, params: Parameters, r: int) -> int:
 
 
 @native
-def sample_rows(
-    logits: Array, ids: Array, params: Parameters, adjustments: Adjustments, columns: Array, faults: Array
-) -> None:
+def _changed(logits: Array, ids: Array, changes: Changes, r: int, copy: Array) -> Array:
+    """Row r as it is to be sampled: itself, or changed in `copy`."""
+    if is_adjusted(changes.adjustments, r):
+        adjust_row(logits[r], changes.adjustments, r, copy)
+    elif is_masked(changes.masks, r):
+        copy[:] = logits[r]
+    else:
+        return logits[r]
+    if is_masked(changes.masks, r):
+        mask_row(copy, ids, changes.masks, r)
+    return copy
+
+
+@native
+def sample_rows(logits: Array, ids: Array, params: Parameters, changes: Changes, columns: Array, faults: Array) -> None:
     """Write each row's sampled column, or a fault code.
 
     logits float32 [R, V]; ids int32 [V], the token id of each column; columns int64 [R]; faults uint8 [R].
     """
     scratch = make_scratch(logits.shape[1])
-    copy = np.empty(logits.shape[1] if len(adjustments.row_start) else 0, np.float32)
+    any_change = len(changes.adjustments.row_start) + len(changes.masks.mask_of_row) > 0
+    copy = np.empty(logits.shape[1] if any_change else 0, np.float32)
     for r in range(logits.shape[0]):
-        row_logits = logits[r]
-        if is_adjusted(adjustments, r):
-            adjust_row(row_logits, adjustments, r, copy)
-            row_logits = copy
+        row_logits = _changed(logits, ids, changes, r, copy)
         faults[r], top = scan(row_logits, scratch.block_max)
         if faults[r] != FAULT_NONE:
             continue

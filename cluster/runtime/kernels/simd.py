@@ -88,7 +88,7 @@ def stack_slot(builder: ir.IRBuilder, held: ir.Type) -> ir.Value:
         return builder.alloca(held)
 
 
-def _load_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value, vector: ir.Type) -> ir.Value:
+def load_lanes(builder: ir.IRBuilder, address: ir.Value, count: ir.Value, vector: ir.Type) -> ir.Value:
     """The first `count` <= 16 elements, zeros after them; touches no memory past them."""
     element = vector.element
     buffer = stack_slot(builder, vector)
@@ -100,18 +100,18 @@ def _load_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value, vector
                 value = builder.load(builder.gep(source, [loop.index], source_etype=element))
                 builder.store(value, builder.gep(target, [loop.index], source_etype=element))
         with all_lanes:
-            builder.store(builder.load(pointer(builder, address, vector), align=2 if element is I16 else 4), buffer)
+            builder.store(builder.load(pointer(builder, address, vector), align=4 if element is F32 else 1), buffer)
     return builder.load(buffer)
 
 
 def emit_load_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
     """`count` <= 16 float32, zeros in the other lanes."""
-    return _load_part(builder, address, count, V16F32)
+    return load_lanes(builder, address, count, V16F32)
 
 
 def emit_load_bf16_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
     """`count` <= 16 bfloat16 widened, zeros in the other lanes."""
-    return _widen(builder, _load_part(builder, address, count, V16I16))
+    return _widen(builder, load_lanes(builder, address, count, V16I16))
 
 
 def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
@@ -217,15 +217,16 @@ def emit_store_bf16(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -
 
 def emit_store_part(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, count: ir.Value) -> None:
     """Store the first `count` lanes as float32."""
-    _store_part(builder, address, value, count)
+    store_lanes(builder, address, value, count)
 
 
 def emit_store_bf16_part(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, count: ir.Value) -> None:
     """Store the first `count` lanes as bfloat16."""
-    _store_part(builder, address, emit_to_bf16(builder, value), count)
+    store_lanes(builder, address, emit_to_bf16(builder, value), count)
 
 
-def _store_part(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, count: ir.Value) -> None:
+def store_lanes(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, count: ir.Value) -> None:
+    """Store the first `count` lanes as they are."""
     element = value.type.element
     target = pointer(builder, address, element)
     with cgutils.for_range(builder, count) as loop:

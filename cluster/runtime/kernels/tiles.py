@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from llvmlite import ir
@@ -21,6 +20,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from cluster.runtime.kernels.compiling import native
+from cluster.runtime.kernels.formats import (
+    BFLOAT16,
+    BYTES_MASK,
+    FLOAT16,
+    INT8,
+    Format,
+    emit_load_as,
+    emit_load_part_as,
+)
 from cluster.runtime.kernels.simd import (
     F32,
     I64,
@@ -29,8 +37,6 @@ from cluster.runtime.kernels.simd import (
     emit_broadcast,
     emit_fma,
     emit_load,
-    emit_load_bf16,
-    emit_load_bf16_part,
     emit_load_part,
     emit_prefetch,
     emit_store,
@@ -45,26 +51,6 @@ DOT_ROWS = 6  # most rows of a dot tile: 6 x 4 accumulators + 4 weights + 1 acti
 DOT_COLUMNS = 4
 SUM_ROWS = 4
 SUM_VECTORS = 4
-
-
-class Format(Enum):
-    """How a matrix of weights, keys or values is stored; arithmetic is float32 either way."""
-
-    FLOAT32 = 4
-    BFLOAT16 = 2
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one element."""
-        return self.value
-
-
-def _load(builder: ir.IRBuilder, stored: Format, address: ir.Value) -> ir.Value:
-    return (emit_load if stored is Format.FLOAT32 else emit_load_bf16)(builder, address)
-
-
-def _load_part(builder: ir.IRBuilder, stored: Format, address: ir.Value, count: ir.Value) -> ir.Value:
-    return (emit_load_part if stored is Format.FLOAT32 else emit_load_bf16_part)(builder, address, count)
 
 
 def _const(value: int) -> ir.Constant:
@@ -109,8 +95,8 @@ class _DotTile:
     def _element(self, stored: Format, base: ir.Value, k: ir.Value, count: ir.Value | None) -> ir.Value:
         address = self._builder.add(base, self._builder.mul(k, _const(stored.num_bytes)))
         if count is None:
-            return _load(self._builder, stored, address)
-        return _load_part(self._builder, stored, address, count)
+            return emit_load_as(self._builder, stored, address)
+        return emit_load_part_as(self._builder, stored, address, count)
 
 
 class _SumTile:
@@ -156,8 +142,8 @@ class _SumTile:
     def _value(self, base: ir.Value, vector: int, width: ir.Value | None) -> ir.Value:
         address = self._builder.add(base, _const(vector * LANES * self._stored.num_bytes))
         if width is None:
-            return _load(self._builder, self._stored, address)
-        return _load_part(self._builder, self._stored, address, width)
+            return emit_load_as(self._builder, self._stored, address)
+        return emit_load_part_as(self._builder, self._stored, address, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +210,18 @@ def _sum_tile(stored: Format, most_rows: int, num_vectors: int) -> Any:
 
 
 _dot_float32, _dot_bfloat16 = _dot_tile(Format.FLOAT32), _dot_tile(Format.BFLOAT16)
+_dot_float16, _dot_int8 = _dot_tile(Format.FLOAT16), _dot_tile(Format.INT8)
 _sum_float32 = _sum_tile(Format.FLOAT32, SUM_ROWS, SUM_VECTORS)
 _sum_bfloat16 = _sum_tile(Format.BFLOAT16, SUM_ROWS, SUM_VECTORS)
+_sum_float16 = _sum_tile(Format.FLOAT16, SUM_ROWS, SUM_VECTORS)
 _part_float32 = _sum_tile(Format.FLOAT32, 1, 1)
 _part_bfloat16 = _sum_tile(Format.BFLOAT16, 1, 1)
+_part_float16 = _sum_tile(Format.FLOAT16, 1, 1)
 
 
 @native
 def dot_tile(
-    num_bytes: int,
+    stored: int,
     num_rows: int,
     x: int,
     x_stride: int,
@@ -247,19 +236,45 @@ def dot_tile(
 ) -> None:
     """out[row, j] = dot(x[row], w_j) for 1 <= num_rows <= 6 rows and four vectors of `depth` elements.
 
-    num_bytes: of one element of w, 4 float32 or 2 bfloat16; strides are bytes between rows; x and out are float32.
+    stored: the Format of w; strides are bytes between rows; x and out are float32.
     ahead: how many bytes past each element to prefetch: the distance to the next tile's w where weights stream from
     memory once (rows of a model are too short for the hardware to foresee), 0 where they are at hand.
     """
-    if num_bytes == 2:
+    if stored == BFLOAT16:
         _dot_bfloat16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
+    elif stored == INT8:
+        _dot_int8(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
+    elif stored == FLOAT16:
+        _dot_float16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
     else:
         _dot_float32(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
 
 
 @native
+def _add_vectors(
+    stored: int, num_rows: int, p: int, p_stride: int, offsets: int, values: int, num_keys: int, out: int, stride: int
+) -> None:
+    if stored == BFLOAT16:
+        _sum_bfloat16(num_rows, p, p_stride, offsets, values, num_keys, out, stride, 0)
+    elif stored == FLOAT16:
+        _sum_float16(num_rows, p, p_stride, offsets, values, num_keys, out, stride, 0)
+    else:
+        _sum_float32(num_rows, p, p_stride, offsets, values, num_keys, out, stride, 0)
+
+
+@native
+def _add_part(stored: int, p: int, offsets: int, values: int, num_keys: int, out: int, width: int) -> None:
+    if stored == BFLOAT16:
+        _part_bfloat16(1, p, 0, offsets, values, num_keys, out, 0, width)
+    elif stored == FLOAT16:
+        _part_float16(1, p, 0, offsets, values, num_keys, out, 0, width)
+    else:
+        _part_float32(1, p, 0, offsets, values, num_keys, out, 0, width)
+
+
+@native
 def accumulate(
-    num_bytes: int,
+    stored: int,
     num_rows: int,
     p: int,
     p_stride: int,
@@ -272,21 +287,14 @@ def accumulate(
 ) -> None:
     """out[row, :] += sum over j < num_keys of p[row, j] * v_j[:], for 1 <= num_rows <= 4 rows of `width` columns.
 
-    v_j lies offsets[j] bytes (int64) past `values`; num_bytes: of one of its elements.
+    v_j lies offsets[j] bytes (int64) past `values`; stored: its Format, not int8.
     """
-    whole = width - width % (SUM_VECTORS * LANES)
+    whole, num_bytes = width - width % (SUM_VECTORS * LANES), stored & BYTES_MASK
     for column in range(0, whole, SUM_VECTORS * LANES):
-        place, target = values + column * num_bytes, out + column * 4
-        if num_bytes == 2:
-            _sum_bfloat16(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, width)
-        else:
-            _sum_float32(num_rows, p, p_stride, offsets, place, num_keys, target, out_stride, width)
+        place = values + column * num_bytes
+        _add_vectors(stored, num_rows, p, p_stride, offsets, place, num_keys, out + column * 4, out_stride)
     for column in range(whole, width, LANES):
         part = min(width - column, LANES)
         for row in range(num_rows):
-            weights, place = p + row * p_stride, values + column * num_bytes
             target = out + row * out_stride + column * 4
-            if num_bytes == 2:
-                _part_bfloat16(1, weights, 0, offsets, place, num_keys, target, 0, part)
-            else:
-                _part_float32(1, weights, 0, offsets, place, num_keys, target, 0, part)
+            _add_part(stored, p + row * p_stride, offsets, values + column * num_bytes, num_keys, target, part)

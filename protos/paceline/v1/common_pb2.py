@@ -24,29 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/paceline/v1/common.proto\x12\x0bpaceline.v1\"\x96\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\x02\x88\x01\x01\x12*\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x16.paceline.v1.TokenBias\x12\x12\n\nmin_tokens\x18\x0f \x01(\rB\x08\n\x06_top_kB\x0f\n\r_num_logprobsB\x15\n\x13_repetition_penalty\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"X\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.paceline.v1.TopLogprob\"o\n\nDraftBlock\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x14\n\x0c\x64raft_time_s\x18\x05 \x01(\x01\"i\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.paceline.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\x93\x01\n\x08PoolLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x18\n\x10num_total_blocks\x18\x04 \x01(\r\x12\x18\n\x10peak_used_blocks\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*\xc5\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19REFUSAL_REASON_QUEUE_FULL\x10\x01\x12\x1b\n\x17REFUSAL_REASON_DRAINING\x10\x02\x12\x1b\n\x17REFUSAL_REASON_TOO_LONG\x10\x03\x12\x1e\n\x1aREFUSAL_REASON_UNSUPPORTED\x10\x04\x12\x1b\n\x17REFUSAL_REASON_INTERNAL\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/paceline/v1/common.proto\x12\x0bpaceline.v1\"\xce\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\x02\x88\x01\x01\x12*\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x16.paceline.v1.TokenBias\x12\x12\n\nmin_tokens\x18\x0f \x01(\r\x12*\n\x07grammar\x18\x1e \x01(\x0b\x32\x14.paceline.v1.GrammarH\x03\x88\x01\x01\x42\x08\n\x06_top_kB\x0f\n\r_num_logprobsB\x15\n\x13_repetition_penaltyB\n\n\x08_grammar\"A\n\x07Grammar\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.paceline.v1.GrammarKind\x12\x0e\n\x06source\x18\x02 \x01(\t\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"X\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.paceline.v1.TopLogprob\"o\n\nDraftBlock\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x14\n\x0c\x64raft_time_s\x18\x05 \x01(\x01\"i\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.paceline.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\x93\x01\n\x08PoolLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x18\n\x10num_total_blocks\x18\x04 \x01(\r\x12\x18\n\x10peak_used_blocks\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08*a\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*\xc5\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19REFUSAL_REASON_QUEUE_FULL\x10\x01\x12\x1b\n\x17REFUSAL_REASON_DRAINING\x10\x02\x12\x1b\n\x17REFUSAL_REASON_TOO_LONG\x10\x03\x12\x1e\n\x1aREFUSAL_REASON_UNSUPPORTED\x10\x04\x12\x1b\n\x17REFUSAL_REASON_INTERNAL\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.paceline.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1012
-  _globals['_FINISHREASON']._serialized_end=1189
-  _globals['_REFUSALREASON']._serialized_start=1192
-  _globals['_REFUSALREASON']._serialized_end=1389
+  _globals['_GRAMMARKIND']._serialized_start=1134
+  _globals['_GRAMMARKIND']._serialized_end=1231
+  _globals['_FINISHREASON']._serialized_start=1234
+  _globals['_FINISHREASON']._serialized_end=1411
+  _globals['_REFUSALREASON']._serialized_start=1414
+  _globals['_REFUSALREASON']._serialized_end=1611
   _globals['_SAMPLINGPARAMS']._serialized_start=49
-  _globals['_SAMPLINGPARAMS']._serialized_end=455
-  _globals['_TOKENBIAS']._serialized_start=457
-  _globals['_TOKENBIAS']._serialized_end=500
-  _globals['_TOPLOGPROB']._serialized_start=502
-  _globals['_TOPLOGPROB']._serialized_end=549
-  _globals['_TOKENLOGPROBS']._serialized_start=551
-  _globals['_TOKENLOGPROBS']._serialized_end=639
-  _globals['_DRAFTBLOCK']._serialized_start=641
-  _globals['_DRAFTBLOCK']._serialized_end=752
-  _globals['_REFUSAL']._serialized_start=754
-  _globals['_REFUSAL']._serialized_end=859
-  _globals['_POOLLOAD']._serialized_start=862
-  _globals['_POOLLOAD']._serialized_end=1009
+  _globals['_SAMPLINGPARAMS']._serialized_end=511
+  _globals['_GRAMMAR']._serialized_start=513
+  _globals['_GRAMMAR']._serialized_end=578
+  _globals['_TOKENBIAS']._serialized_start=580
+  _globals['_TOKENBIAS']._serialized_end=623
+  _globals['_TOPLOGPROB']._serialized_start=625
+  _globals['_TOPLOGPROB']._serialized_end=672
+  _globals['_TOKENLOGPROBS']._serialized_start=674
+  _globals['_TOKENLOGPROBS']._serialized_end=762
+  _globals['_DRAFTBLOCK']._serialized_start=764
+  _globals['_DRAFTBLOCK']._serialized_end=875
+  _globals['_REFUSAL']._serialized_start=877
+  _globals['_REFUSAL']._serialized_end=982
+  _globals['_POOLLOAD']._serialized_start=985
+  _globals['_POOLLOAD']._serialized_end=1132
 # @@protoc_insertion_point(module_scope)

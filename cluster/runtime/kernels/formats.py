@@ -1,0 +1,92 @@
+"""How numbers lie in memory, and how sixteen of them become float32 lanes; arithmetic is float32 throughout.
+
+float32     as they are
+bfloat16    widened exactly
+float16     widened exactly; stored rounded to nearest even, beyond 65504 as infinity
+int8        as whole numbers from -127 to 127; what they are worth is a scale of their row, applied to the sum
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from llvmlite import ir
+from numba import types
+
+from cluster.runtime.kernels.simd import (
+    LANES,
+    V16F32,
+    V16I32,
+    emit_load,
+    emit_load_bf16,
+    emit_load_bf16_part,
+    emit_load_part,
+    float32x16,
+    load_lanes,
+    operation2,
+    operation3,
+    pointer,
+    store_lanes,
+)
+
+_V16F16, _V16I8 = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.IntType(8), LANES)
+
+
+class Format(Enum):
+    """A stored number, by the code that kernels are given: its low four bits are the bytes of an element."""
+
+    FLOAT32 = 4
+    BFLOAT16 = 2
+    FLOAT16 = 0x12
+    INT8 = 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one element."""
+        return self.value & BYTES_MASK
+
+
+BYTES_MASK = 15
+BFLOAT16, FLOAT16, INT8 = Format.BFLOAT16.value, Format.FLOAT16.value, Format.INT8.value  # for compiled code
+
+
+def emit_load_as(builder: ir.IRBuilder, stored: Format, address: ir.Value) -> ir.Value:
+    """Sixteen stored numbers as float32."""
+    match stored:
+        case Format.FLOAT32:
+            return emit_load(builder, address)
+        case Format.BFLOAT16:
+            return emit_load_bf16(builder, address)
+        case Format.FLOAT16:
+            return builder.fpext(builder.load(pointer(builder, address, _V16F16), align=2), V16F32)
+        case Format.INT8:
+            return _whole_numbers(builder, builder.load(pointer(builder, address, _V16I8), align=1))
+
+
+def emit_load_part_as(builder: ir.IRBuilder, stored: Format, address: ir.Value, count: ir.Value) -> ir.Value:
+    """`count` <= 16 stored numbers as float32, zeros in the other lanes; touches no memory past them."""
+    match stored:
+        case Format.FLOAT32:
+            return emit_load_part(builder, address, count)
+        case Format.BFLOAT16:
+            return emit_load_bf16_part(builder, address, count)
+        case Format.FLOAT16:
+            return builder.fpext(load_lanes(builder, address, count, _V16F16), V16F32)
+        case Format.INT8:
+            return _whole_numbers(builder, load_lanes(builder, address, count, _V16I8))
+
+
+def _whole_numbers(builder: ir.IRBuilder, bytes_: ir.Value) -> ir.Value:
+    return builder.sitofp(builder.sext(bytes_, V16I32), V16F32)
+
+
+def _store_fp16(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
+    builder.store(builder.fptrunc(value, _V16F16), pointer(builder, address, _V16F16), align=2)
+
+
+def _store_fp16_part(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, count: ir.Value) -> None:
+    store_lanes(builder, address, builder.fptrunc(value, _V16F16), count)
+
+
+store_fp16 = operation2(types.void, types.intp, float32x16, _store_fp16)
+store_fp16_part = operation3(types.void, types.intp, float32x16, types.intp, _store_fp16_part)

@@ -92,12 +92,27 @@ def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None) -> T
     out = torch.empty((len(x), num_columns))
     if residual is not None and (residual.shape != out.shape or not _is_plain(residual)):
         raise ValueError(f"expected a contiguous float32 residual {tuple(out.shape)}, got {tuple(residual.shape)}")
-    vectors = (0 if tensor is None else tensor.data_ptr() for tensor in (packed.scales, packed.bias, residual))
-    team = kernel_team()
-    addresses = (x.data_ptr(), weight.data_ptr(), *vectors, out.data_ptr())
-    sizes = (len(x), num_columns, depth, 4 * x.stride(0), FORMATS[weight.dtype].value)
-    launch_linear(team.address, linear_function(), *addresses, *sizes)
+    launch_linear(
+        kernel_team().address,
+        linear_function(),
+        x.data_ptr(),
+        weight.data_ptr(),
+        _address(packed.scales),
+        _address(packed.bias),
+        _address(residual),
+        out.data_ptr(),
+        len(x),
+        num_columns,
+        depth,
+        4 * x.stride(0),
+        FORMATS[weight.dtype].value,
+    )
     return out
+
+
+def _address(vector: Tensor | None) -> int:
+    """As the kernel takes it: 0 stands for none."""
+    return 0 if vector is None else vector.data_ptr()
 
 
 def _torch_linear(x: Tensor, packed: PackedLinear, residual: Tensor | None) -> Tensor:

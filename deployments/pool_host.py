@@ -10,7 +10,8 @@ from typing import Generic
 import ray
 from prometheus_client import CollectorRegistry
 
-from cluster.metrics import PoolMetrics, serve_metrics
+from cluster.metrics.pool import PoolMetrics
+from cluster.metrics.serving import serve_metrics
 from cluster.router.replica_set import Pool, ReplicaInfo
 from cluster.runtime.engine_loop import EngineLoop
 from cluster.transport.hub import PoolHub

@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import ClusterConfig
 from cluster.control.store import Kind, Snapshot
-from cluster.metrics import RouterMetrics
+from cluster.metrics.router import RouterMetrics
 from cluster.router.control_link import ControlLink
 from cluster.router.request_log import REQUEST_LOGGER
 from cluster.router.router import Router

@@ -18,6 +18,7 @@ from cluster.router.observer import (
     FellBack,
     HintDropped,
     PolicyApplied,
+    ProposalForwarded,
     RequestFinished,
     RequestResumed,
     RequestStarted,
@@ -56,7 +57,7 @@ class RecordingObserver:
         self.events: list[Any] = []
         for name in (
             "request_started", "tokens_delivered", "request_finished", "round_finished", "fell_back", "hint_dropped",
-            "request_resumed", "block_verified", "policy_applied",
+            "request_resumed", "proposal_forwarded", "block_verified", "policy_applied",
         ):  # fmt: skip
             setattr(self, name, self.events.append)
 
@@ -67,6 +68,7 @@ class RecordingObserver:
     fell_back: Callable[[FellBack], None]
     hint_dropped: Callable[[HintDropped], None]
     request_resumed: Callable[[RequestResumed], None]
+    proposal_forwarded: Callable[[ProposalForwarded], None]
     block_verified: Callable[[BlockVerified], None]
     policy_applied: Callable[[PolicyApplied], None]
 

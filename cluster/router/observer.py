@@ -101,6 +101,14 @@ class RoundFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposalForwarded:
+    """Guesses have just been sent to a target."""
+
+    labels: RequestLabels
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class BlockVerified:
     """A target step verified a draft block.
 
@@ -159,6 +167,8 @@ class RouterObserver(Protocol):
 
     def round_finished(self, event: RoundFinished) -> None: ...
 
+    def proposal_forwarded(self, event: ProposalForwarded) -> None: ...
+
     def block_verified(self, event: BlockVerified) -> None: ...
 
     def fell_back(self, event: FellBack) -> None: ...
@@ -183,6 +193,9 @@ class NullObserver:
         """Ignored."""
 
     def round_finished(self, event: RoundFinished) -> None:
+        """Ignored."""
+
+    def proposal_forwarded(self, event: ProposalForwarded) -> None:
         """Ignored."""
 
     def block_verified(self, event: BlockVerified) -> None:

@@ -44,6 +44,7 @@ from cluster.router.observer import (
     BlockVerified,
     FellBack,
     HintDropped,
+    ProposalForwarded,
     RequestLabels,
     RequestResumed,
     ResumeCause,
@@ -237,7 +238,7 @@ class RequestFlow:
                 if not self._draft.send(command):
                     self._on_draft_lost()
             case Propose(block):
-                self._target.send(block)
+                self._propose(block)
             case Emit(commit, drafter):
                 self._emit(commit, drafter)
             case RoundDone():
@@ -253,6 +254,11 @@ class RequestFlow:
                 if cause is not FallbackCause.WITHDRAWN:
                     self._policy.forget()  # the next commit looks for another drafter
                 self._report_fallback(cause)
+
+    def _propose(self, block: DraftBlock) -> None:
+        self._target.send(block)
+        if block.token_ids:  # else it says that no guess will come
+            self._context.observer.proposal_forwarded(ProposalForwarded(self._labels, len(block.token_ids)))
 
     def _close_draft(self, gives_up: bool) -> None:
         if gives_up:

@@ -20,7 +20,8 @@ from pydantic import BaseModel
 
 from cluster.config import ClusterConfig, load_config
 from cluster.core.step import SchedulerStats
-from cluster.metrics import PoolMetrics, RouterMetrics
+from cluster.metrics.pool import PoolMetrics
+from cluster.metrics.router import RouterMetrics
 from cluster.transport.openai_schema import ChatCompletionRequest, CompletionRequest
 
 pytestmark = pytest.mark.contract

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
@@ -7,12 +9,16 @@ from prometheus_client import CollectorRegistry
 from cluster.core.speculation import FallbackCause
 from cluster.core.step import PrefixCacheStats, SchedulerStats, StepStats
 from cluster.messages import Drafter, GenerationStats, PolicyStamp
-from cluster.metrics import MAX_RULE_LABELS, MAX_TENANT_LABELS, BoundedLabel, PoolMetrics, RouterMetrics, serve_metrics
+from cluster.metrics.labels import MAX_PAIRS, MAX_TENANTS, MAX_WORKLOADS, RequestNames
+from cluster.metrics.pool import PoolMetrics
+from cluster.metrics.router import MAX_RULES, RouterMetrics
+from cluster.metrics.serving import serve_metrics
 from cluster.router.observer import (
     BlockVerified,
     FellBack,
     Outcome,
     PolicyApplied,
+    ProposalForwarded,
     RequestFinished,
     RequestLabels,
     RequestStarted,
@@ -35,20 +41,29 @@ def step(scheduler: SchedulerStats) -> StepStats:
     return StepStats(0.01, 2, 9, 7, 4, 6, 2, (2, 1, 1), scheduler)
 
 
-def test_a_label_set_stops_growing() -> None:
-    label = BoundedLabel(2)
-    assert [label(name) for name in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
-
-
-def test_the_routers_tenants_are_bounded() -> None:
+def test_the_routers_tenants_and_workloads_are_bounded() -> None:
     registry = CollectorRegistry()
     metrics = RouterMetrics(registry)
-    for number in range(3 * MAX_TENANT_LABELS):
-        metrics.request_started(RequestStarted("r", RequestLabels("m", f"tenant-{number}", "chat"), 1))
+    for number in range(10_000):
+        labels = RequestLabels("m", f"tenant-{number}", f"workload-{number}")
+        metrics.request_started(RequestStarted("r", labels, 1))
     (family,) = (f for f in registry.collect() if f.name == "paceline_prompt_tokens")
-    tenants = {sample.labels["tenant"] for sample in family.samples}
-    assert len(tenants) == MAX_TENANT_LABELS + 1
-    assert "other" in tenants
+    totals = {(s.labels["tenant"], s.labels["workload"]): s.value for s in family.samples if s.name.endswith("_total")}
+    assert sum(totals.values()) == 10_000
+    assert len({tenant for tenant, _ in totals}) <= MAX_TENANTS + 1
+    assert ("other", "other") in totals
+
+
+def test_pairs_of_tenant_and_workload_are_bounded_and_keep_their_tenant() -> None:
+    names = RequestNames()
+    asked = [RequestLabels("m", f"t{i % 40}", f"w{i // 40}") for i in range(40 * 18)]
+    for _ in range(30):  # busy enough, all of them, to have a name each
+        for labels in asked:
+            names.see(labels)
+    values = {names(labels) for labels in asked}
+    assert MAX_PAIRS < len(values) <= MAX_PAIRS + MAX_TENANTS + 1 < 40 * 18
+    assert {tenant for _, tenant, _ in values} == {f"t{i}" for i in range(40)}
+    assert len({workload for _, _, workload in values}) <= MAX_WORKLOADS + 1
 
 
 def test_a_request_is_counted_from_start_to_finish() -> None:
@@ -84,8 +99,9 @@ def test_decisions_are_counted_by_rule_variant_and_reason_within_bounds() -> Non
     metrics.policy_applied(PolicyApplied(version=3, num_requests=0))
     (family,) = (f for f in registry.collect() if f.name == "paceline_policy_decisions")
     counts = {s.labels["rule"]: s.value for s in family.samples if s.name.endswith("_total")}
-    assert (counts["none"], counts["r0"], counts["other"]) == (1, 1, 99 - MAX_RULE_LABELS)
-    assert len(counts) == MAX_RULE_LABELS + 2
+    assert (counts["none"], counts["r0"]) == (1, 1)
+    assert sum(counts.values()) == len(stamps)
+    assert len(counts) <= MAX_RULES + 2
     assert registry.get_sample_value("paceline_policy_version") == 3
 
 
@@ -93,6 +109,7 @@ def test_a_rounds_overhead_is_what_the_draft_did_not_spend() -> None:
     registry = CollectorRegistry()
     metrics = RouterMetrics(registry)
     names = {"model": "m", "drafter": "model"}
+    metrics.request_started(RequestStarted("r", LABELS, 1))
     metrics.round_finished(RoundFinished(LABELS, Drafter.MODEL, 0.006, 0.005, 4))
     metrics.block_verified(BlockVerified(LABELS, Drafter.MODEL, 0.0065, 0.005, 4, 3))
     metrics.block_verified(BlockVerified(LABELS, Drafter.MODEL, 0.0, 0.0, 4, 1))  # its round was not timed
@@ -100,6 +117,17 @@ def test_a_rounds_overhead_is_what_the_draft_did_not_spend() -> None:
     assert registry.get_sample_value("paceline_round_overhead_seconds_count", names) == 1
     assert registry.get_sample_value("paceline_accepted_tokens_total", {**NAMES, "drafter": "model"}) == 4
     assert registry.get_sample_value("paceline_verified_tokens_total", {**NAMES, "drafter": "model"}) == 8
+
+
+def test_proposals_are_counted_and_the_last_one_is_dated() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    before = time.time()
+    metrics.proposal_forwarded(ProposalForwarded(LABELS, 4))
+    assert registry.get_sample_value("paceline_proposals_forwarded_total", {"model": "m"}) == 1
+    last = registry.get_sample_value("paceline_last_proposal_timestamp_seconds", {"model": "m"})
+    assert last is not None
+    assert before <= last <= time.time()
 
 
 def test_fallbacks_are_counted_by_cause() -> None:

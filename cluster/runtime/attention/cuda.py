@@ -17,7 +17,8 @@ from cluster.runtime.input_batch import InputBatch
 class CudaAttention:
     """Reads bf16 or fp16 keys and values in place through the block table.
 
-    FlashAttention 2 wants block sizes that are multiples of 256; version 3 (Hopper) takes any.
+    torch brings FlashAttention 2, which wants block sizes that are multiples of 256, on any GPU; version 3 takes any,
+    but is a package of its own that has to be activated in torch, which nothing here does.
     FlashAttention knows neither float32 nor soft-capped scores: these go through the torch reference, which is slow
     and exact.
     batch_invariant: never split the keys of one sequence over thread blocks, so that a row's bits do not depend on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
@@ -19,8 +20,10 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import ClusterConfig
 from cluster.control.store import Kind, Snapshot
+from cluster.metrics.feed import FeedMetrics
 from cluster.metrics.router import RouterMetrics
 from cluster.router.control_link import ControlLink
+from cluster.router.request_feed import RequestFeed
 from cluster.router.request_log import REQUEST_LOGGER
 from cluster.router.router import Router
 from cluster.runtime.model_store import resolve_model
@@ -52,11 +55,15 @@ class RouterReplica:
         self._servicer = InferenceServicer(lambda: self._router)
         self._control = ControlServicer(lambda: self._link.backend(), self._admin_token())
         await self._router.start()
+        feed = RequestFeed(time.monotonic)
+        self._router.on_finished = feed.put
+        FeedMetrics(self._registry, lambda: feed.totals)
         self._link = ControlLink(
             ray.get_runtime_context().get_actor_id(),
             control_address_from(control),
             {Kind.POLICY: self._apply_policy, Kind.ACCESS: self._router.access.apply},
             os.environ.get(ADMIN_TOKEN_VARIABLE),
+            feed,
         )
         self._link.start()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from cluster.control.control_store import ControlStore
 from cluster.control.document import DocumentError, PolicyDocument, parse_document
+from cluster.control.finished_request import FinishedRequest
 from cluster.control.store import (
     Change,
     ConflictError,
@@ -30,6 +31,7 @@ WATCH_S = 30.0  # one wait for a new version
 MAX_TRIES = 5  # of a change to whatever stands, while others keep being first
 
 Write = Callable[[Snapshot | None], Awaitable[Snapshot]]
+RequestListener = Callable[[Sequence[FinishedRequest]], None]
 Result = TypeVar("Result")
 
 
@@ -46,6 +48,7 @@ class ControlService:
         self._board = Board()
         self._routers = Routers()
         self._followers: list[asyncio.Task[None]] = []
+        self.listeners: list[RequestListener] = []  # each hears of all finished requests
 
     async def start(self) -> None:
         """Follow the store from now on, whether or not it answers yet."""
@@ -111,6 +114,13 @@ class ControlService:
         with self._routers.connected(router_id):
             async for snapshot in self._board.follow(dict.fromkeys(Kind, 0)):
                 yield snapshot
+
+    def now(self) -> float:
+        return self._clock()
+
+    def take_records(self, records: Sequence[FinishedRequest]) -> None:
+        for listener in self.listeners:
+            listener(records)
 
     def acknowledge(self, router_id: str, acknowledgement: Acknowledgement) -> None:
         self._routers.acknowledge(router_id, acknowledgement)

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from cluster.control.store import Kind, Snapshot
 from cluster.messages import ErrorKind, RequestError
+from cluster.router.request_feed import RequestFeed
 from cluster.transport.control_backend import Acknowledgement, ControlBackend
-from cluster.transport.control_client import ControlClient
+from cluster.transport.control_client import ControlClient, RouterEnd
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +33,14 @@ class ControlLink:
         discover: Callable[[], Awaitable[str | None]],
         appliers: Mapping[Kind, Apply],
         token: str | None = None,
+        feed: RequestFeed | None = None,
     ) -> None:
-        """`discover` gives the service's address; None: it is not there."""
+        """`discover` gives the service's address; None: it is not there. `feed` is what it is told of requests."""
         self._router_id = router_id
         self._discover = discover
         self._appliers = appliers
         self._token = token
+        self._feed = feed
         self._client: ControlClient | None = None
         self._applied: dict[Kind, tuple[int, str]] = {}  # version and digest
         self._task: asyncio.Task[None] | None = None
@@ -71,7 +74,7 @@ class ControlLink:
         """Stay connected as long as it lasts; whether it was at all."""
         client = ControlClient(address, self._token)
         try:
-            await client.follow(self._router_id, self._put_in_force, lambda: self._connected(client))
+            await client.follow(self._end(client))
             self._note_lost("it ended the stream")
         except RequestError as error:
             self._note_lost(error.message)
@@ -79,6 +82,10 @@ class ControlLink:
             was_connected, self._client = self._client is not None, None
             await client.close()
         return was_connected
+
+    def _end(self, client: ControlClient) -> RouterEnd:
+        next_batch = None if self._feed is None else self._feed.next_batch
+        return RouterEnd(self._router_id, self._put_in_force, lambda: self._connected(client), next_batch)
 
     def _connected(self, client: ControlClient) -> None:
         self._client, self._is_lost = client, False

@@ -17,6 +17,7 @@ from cluster.messages import (
     TokenLogprobs,
 )
 from cluster.router.observer import RequestLabels, RouterObserver, TokensDelivered
+from cluster.router.request_meter import RequestMeter
 from cluster.tokenizer import IncrementalDetokenizer
 
 
@@ -72,6 +73,7 @@ class Delivery:
         self._queue: asyncio.Queue[TokenDelta | RequestError] = asyncio.Queue()
         self._is_over = False
         self.marks = Marks(clock())
+        self.meter = RequestMeter()
         self.stats = GenerationStats(prompt_tokens=len(request.prompt_token_ids), completion_tokens=0)
         self.on_stop: Callable[[], None] | None = None
 
@@ -114,6 +116,7 @@ class Delivery:
     def follow(self, policy: PolicyStamp) -> None:
         """Note the decision that holds from now on."""
         self.stats = replace(self.stats, policy=policy)
+        self.meter.follow(policy)
 
     def _decode(self) -> None:
         commits, self._undecoded = self._undecoded, []
@@ -145,6 +148,8 @@ class Delivery:
             interval_s, is_first = self.marks.advance(self._clock())
             event = TokensDelivered(self._request.request_id, self._labels, len(token_ids), interval_s, is_first)
             self._observer.tokens_delivered(event)
+            if not is_first:
+                self.meter.note_interval(interval_s)
         if finish_reason is None:
             delta = TokenDelta(self._request.request_id, token_ids, text, logprobs, policy=self.stats.policy)
         else:
@@ -166,6 +171,7 @@ class Delivery:
         self._queue.put_nowait(delta)
 
     def _count_step(self, commit: Commit, num_tokens: int) -> None:
+        self.meter.note_step(commit)
         stats = self.stats
         self.stats = replace(
             stats,

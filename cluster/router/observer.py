@@ -5,25 +5,14 @@ All times are seconds on the router's monotonic clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from cluster.control.finished_request import Outcome as Outcome  # re-exported: a value of an event below
 from cluster.core.speculation import DropCause, FallbackCause
 from cluster.messages import Drafter, GenerationStats
-
-
-class Outcome(StrEnum):
-    """How a request ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"  # the client went away
-    DEADLINE = "deadline"
-    INVALID = "invalid"  # refused: the request can never be served
-    OVERLOADED = "overloaded"  # refused: try later
-    UNAVAILABLE = "unavailable"
-    ERROR = "error"
+from cluster.router.request_meter import MeterReading
 
 
 class ResumeCause(StrEnum):
@@ -73,6 +62,7 @@ class RequestFinished:
 
     ttft_s: arrival → first token, None without any. tpot_s: mean time per output token after the first, None below
     two tokens. admission_s: time in the router's own queue. drafter: the last one used (NONE: never speculated).
+    draft_version: of the draft model that guessed last, or would have.
     """
 
     request_id: str
@@ -84,6 +74,9 @@ class RequestFinished:
     admission_s: float
     drafter: Drafter
     stats: GenerationStats
+    temperature: float = 1.0
+    draft_version: str | None = None
+    reading: MeterReading = field(default_factory=MeterReading)
 
 
 @dataclass(frozen=True, slots=True)

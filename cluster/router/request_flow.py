@@ -83,7 +83,7 @@ class RequestFlow:
         self._target = TargetLink(request.request_id, model.targets, callbacks, failover, context.clock)
         self._draft = DraftLink(request.request_id, model.drafts, self._on_draft_event, self._on_draft_lost)
         self._deadline: float | None = None
-        self._policy = RequestPolicy(request, context.policy, model.draft_version)
+        self.policy = RequestPolicy(request, context.policy, model.draft_version)
         self._max_draft_tokens = 0  # what the target may ask for
         self._on_closed = on_closed
         self._is_closed = False
@@ -208,7 +208,7 @@ class RequestFlow:
         self._perform(self._redecide())
 
     def _redecide(self) -> Sequence[Action]:
-        decision = self._policy.decide(self._draft.offer(self._policy.killed_versions))
+        decision = self.policy.decide(self._draft.offer(self.policy.killed_versions))
         return () if decision is None else self._obey(decision)
 
     def _obey(self, decision: Decision) -> Sequence[Action]:
@@ -252,7 +252,7 @@ class RequestFlow:
                 self._close_draft(gives_up)
             case Fallback(cause):
                 if cause is not FallbackCause.WITHDRAWN:
-                    self._policy.forget()  # the next commit looks for another drafter
+                    self.policy.forget()  # the next commit looks for another drafter
                 self._report_fallback(cause)
 
     def _propose(self, block: DraftBlock) -> None:

@@ -19,7 +19,8 @@ class RequestPolicy:
     def __init__(self, request: GenerateRequest, source: PolicySource, draft_version: str | None) -> None:
         """`draft_version` holds while no draft replica says its own."""
         self._source = source
-        self._draft_version = draft_version
+        self._configured_version = draft_version
+        self.draft_version = draft_version  # as of the last decision
         self._context = _context(request)
         self._decided_on: tuple[SpeculationPolicy, DraftOffer] | None = None
 
@@ -35,8 +36,9 @@ class RequestPolicy:
             return None
         self._decided_on = decided_on
         available = _WITH_MODEL if offer.is_available else _WITHOUT_MODEL
-        version = self._draft_version if offer.version is None else offer.version
-        return evaluate(self._source.current, replace(self._context, available=available, draft_version=version))
+        self.draft_version = self._configured_version if offer.version is None else offer.version
+        context = replace(self._context, available=available, draft_version=self.draft_version)
+        return evaluate(self._source.current, context)
 
     def forget(self) -> None:
         """Decide again next time, whatever has changed."""

@@ -50,7 +50,7 @@ class RequestRecord:
         """The client gets an error."""
         self.outcome = _OUTCOME_OF_ERROR.get(error.kind, Outcome.ERROR)
 
-    def finish(self, now: float) -> None:
+    def finish(self, now: float) -> RequestFinished:
         """The call is over: whatever still runs for it is left, then it is reported."""
         if self._flow is not None:
             self._flow.close()
@@ -66,6 +66,10 @@ class RequestRecord:
             e2e_s if self._admission_s is None else self._admission_s,
             Drafter.NONE if self._flow is None else self._flow.last_drafter,
             stats,
+            self.request.sampling.temperature,
+            None if self._flow is None else self._flow.policy.draft_version,
+            self.delivery.meter.read(),
         )
         self._observer.request_finished(event)
         log_finished(event)
+        return event

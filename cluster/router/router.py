@@ -25,12 +25,12 @@ from cluster.messages import (
 from cluster.router.access import Access
 from cluster.router.admission import Admission, PoolGuard
 from cluster.router.delivery import Delivery
-from cluster.router.observer import PolicyApplied, RouterObserver
+from cluster.router.observer import PolicyApplied, RequestFinished, RouterObserver
 from cluster.router.policy_source import PolicySource, default_policy
 from cluster.router.replica_set import Discover, Pool, ReplicaInfo, ReplicaSet
 from cluster.router.request_flow import RequestFlow
 from cluster.router.request_record import RequestRecord
-from cluster.router.served_model import ClusterStatus, FlowContext, ModelStatus, RouterLimits, ServedModel
+from cluster.router.served_model import ClusterStatus, FlowContext, RouterLimits, ServedModel
 from cluster.tokenizer import IncrementalDetokenizer, Tokenizer
 from cluster.transport.draft_stream import GrpcDraftStream
 from cluster.transport.stream import PoolStream
@@ -85,6 +85,7 @@ class Router:
         self._replicas: tuple[ReplicaInfo, ...] = ()
         self._discovery: asyncio.Task[None] | None = None
         self._discovery_fails = False
+        self.on_finished: Callable[[RequestFinished], None] = lambda event: None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class Router:
             record.fail(error)
             raise
         finally:
-            record.finish(context.clock())
+            self.on_finished(record.finish(context.clock()))
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class Router:
         return ClusterStatus(
             self.ready(),
             self.policy.current.version,
-            tuple(map(_model_status, self._models.values())),
+            tuple(model.status() for model in self._models.values()),
             tuple(status for replicas in self._replica_sets() for status in replicas.statuses()),
         )
 
@@ -268,17 +269,3 @@ def _speculation_limits(config: ClusterConfig, limits: RouterLimits) -> Speculat
     defaults = config.speculation
     max_match = max(defaults.ngram_min_match, defaults.ngram_max_match)
     return SpeculationLimits(limits.patience, defaults.ngram_min_match, max_match)
-
-
-def _model_status(model: ServedModel) -> ModelStatus:
-    totals, admission = model.totals, model.admission
-    return ModelStatus(
-        model.name,
-        admission.num_running,
-        admission.num_queued,
-        totals.num_steps,
-        totals.num_tokens,
-        totals.num_draft_tokens,
-        totals.num_accepted_tokens,
-        totals.acceptance_length,
-    )

@@ -73,6 +73,20 @@ class ServedModel:
         published = self.targets.max_model_len
         return self.configured_max_len if published is None else published
 
+    def status(self) -> ModelStatus:
+        """A snapshot of its requests."""
+        totals, admission = self.totals, self.admission
+        return ModelStatus(
+            self.name,
+            admission.num_running,
+            admission.num_queued,
+            totals.num_steps,
+            totals.num_tokens,
+            totals.num_draft_tokens,
+            totals.num_accepted_tokens,
+            totals.acceptance_length,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FlowContext:

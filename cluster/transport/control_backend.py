@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+from cluster.control.finished_request import FinishedRequest
 from cluster.control.store import Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
+
+MAX_RECORDS: Final = 256  # finished requests in one report
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +81,12 @@ class RouterDesk(Protocol):
 
     def acknowledge(self, router_id: str, acknowledgement: Acknowledgement) -> None:
         """Note what a connected router answered."""
+        ...
+
+    def now(self) -> float:
+        """The service's time, in seconds since 1970."""
+        ...
+
+    def take_records(self, records: Sequence[FinishedRequest]) -> None:
+        """Requests that have finished at a router, at most MAX_RECORDS; finished_at is on the service's clock."""
         ...

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc.aio
 
+from cluster.control.finished_request import FinishedRequest
 from cluster.control.store import Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
 from cluster.transport import control_codec as codec
 from cluster.transport.admin_token import AUTHORIZATION
 from cluster.transport.control_backend import Acknowledgement, ControlStatus
+from cluster.transport.feed_codec import records_to_wire
 from cluster.transport.grpc_errors import request_error
 from cluster.transport.grpc_stream import channel_options
 from cluster.transport.protocol import StreamSettings
@@ -25,6 +29,21 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 Answer = Callable[[Snapshot], Acknowledgement]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterEnd:
+    """What a router does on its stream to the control service.
+
+    answer: puts a document in force, or says why not. next_batch: waits for finished requests to report, whose
+    finished_at is on `clock`; None: it reports none.
+    """
+
+    router_id: str
+    answer: Answer
+    on_connected: Callable[[], None]
+    next_batch: Callable[[], Awaitable[Sequence[FinishedRequest]]] | None = None
+    clock: Callable[[], float] = time.monotonic
 
 
 class ControlClient:
@@ -82,25 +101,29 @@ class ControlClient:
         finally:
             call.cancel()
 
-    async def follow(self, router_id: str, answer: Answer, on_connected: Callable[[], None]) -> None:
-        """A router's stream: give each document to `answer` and send back what it returns, until the stream ends.
+    async def follow(self, router: RouterEnd) -> None:
+        """A router's stream: answer each document and report finished requests, until the stream ends.
 
         Raises RequestError when it breaks; returns when the service ends it.
         """
         reports: asyncio.Queue[pb.RouterReport] = asyncio.Queue()
-        reports.put_nowait(pb.RouterReport(router_id=router_id))
+        reports.put_nowait(pb.RouterReport(router_id=router.router_id))
         call = self._stub.Connect(_drain(reports), metadata=self._metadata)
+        feed = asyncio.create_task(_feed(router, reports))
         try:
             await call.initial_metadata()
             if not call.done():
-                on_connected()
+                router.on_connected()
             async for update in call:
-                answers = [codec.acknowledgement_to_wire(answer(codec.snapshot_from_wire(d))) for d in update.documents]
+                snapshots = map(codec.snapshot_from_wire, update.documents)
+                answers = [codec.acknowledgement_to_wire(router.answer(snapshot)) for snapshot in snapshots]
                 reports.put_nowait(pb.RouterReport(acknowledgements=answers))
         except grpc.aio.AioRpcError as error:
             raise request_error(error) from error
         finally:
             call.cancel()
+            feed.cancel()
+            await asyncio.gather(feed, return_exceptions=True)
 
     async def _call(self, method: Callable[..., Awaitable[Reply]], request: Request) -> Reply:
         try:
@@ -112,3 +135,12 @@ class ControlClient:
 async def _drain(reports: asyncio.Queue[pb.RouterReport]) -> AsyncIterator[pb.RouterReport]:
     while True:
         yield await reports.get()
+        reports.task_done()  # the stream has taken it
+
+
+async def _feed(router: RouterEnd, reports: asyncio.Queue[pb.RouterReport]) -> None:
+    """Report finished requests, one batch at a time: what the stream has not taken stays with the router."""
+    while router.next_batch is not None:
+        await reports.join()
+        batch = await router.next_batch()
+        reports.put_nowait(pb.RouterReport(records=records_to_wire(batch, router.clock())))

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from cluster.control.finished_request import FinishedRequest
 from cluster.control.store import Change, Restore
 from cluster.messages import ErrorKind, RequestError
 from cluster.transport import control_codec as codec
 from cluster.transport.admin_token import AUTHORIZATION, AdminToken
-from cluster.transport.control_backend import ControlBackend, RouterDesk
+from cluster.transport.control_backend import MAX_RECORDS, ControlBackend, RouterDesk
+from cluster.transport.feed_codec import record_from_wire
 from cluster.transport.generation import internal_errors
 from cluster.transport.grpc_errors import Context, call_metadata, ending_calls
+from cluster.transport.limits import CodecError
 from protos.paceline.v1 import control_pb2 as pb
 from protos.paceline.v1 import control_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PAGE = 20
 MAX_ROUTER_ID_CHARS = 128
@@ -109,6 +115,19 @@ class RouterServicer:
         async for report in reports:
             for item in report.acknowledgements:
                 self._desk.acknowledge(router_id, codec.acknowledgement_from_wire(item))
+            if report.records:
+                self._desk.take_records(_readable(router_id, report.records, self._desk.now()))
+
+
+def _readable(router_id: str, messages: Sequence[pb.FinishedRequest], now: float) -> list[FinishedRequest]:
+    """Those of a report's requests that keep the limits."""
+    records: list[FinishedRequest] = []
+    for message in messages[:MAX_RECORDS]:
+        try:
+            records.append(record_from_wire(message, now))
+        except CodecError as error:
+            logger.warning("router %s reported a request that is left out: %s", router_id, error)
+    return records
 
 
 async def _next_while(reader: asyncio.Task[None], items: AsyncIterator[Item]) -> Item | None:

@@ -14,7 +14,7 @@ from cluster.control.store import Change, Kind, Restore, Snapshot
 from cluster.control.switch import SpeculationSwitch
 from cluster.messages import ErrorKind, RequestError
 from cluster.router.control_link import ControlLink
-from cluster.transport.control_client import ControlClient
+from cluster.transport.control_client import ControlClient, RouterEnd
 from tests.control_server import TOKEN, ControlServer, control_server
 
 pytestmark = pytest.mark.contract
@@ -116,7 +116,7 @@ async def test_without_the_token_nothing_is_told_or_changed(server: ControlServe
         stranger.roll_back(Kind.POLICY, Restore(1, "me", "")),
         stranger.status(),
         anext(stranger.watch(Kind.POLICY)),
-        stranger.follow("spy", lambda _: pytest.fail("a document"), lambda: None),
+        stranger.follow(RouterEnd("spy", lambda _: pytest.fail("a document"), lambda: None)),
     ):
         with pytest.raises(RequestError) as failure:
             await call

@@ -20,8 +20,10 @@ from pydantic import BaseModel
 
 from cluster.config import ClusterConfig, load_config
 from cluster.core.step import SchedulerStats
+from cluster.metrics.feed import FeedMetrics
 from cluster.metrics.pool import PoolMetrics
 from cluster.metrics.router import RouterMetrics
+from cluster.router.request_feed import FeedTotals
 from cluster.transport.openai_schema import ChatCompletionRequest, CompletionRequest
 
 pytestmark = pytest.mark.contract
@@ -110,6 +112,7 @@ def registered_metrics() -> set[str]:
     """Names as they are exported: counters with _total."""
     registry = CollectorRegistry()
     RouterMetrics(registry)
+    FeedMetrics(registry, FeedTotals)
     PoolMetrics(registry, "model", "target", lambda: SchedulerStats(0, 0, 0, 1, 0))
     return {family.name + "_total" * (family.type == "counter") for family in registry.collect()}
 

@@ -149,12 +149,84 @@ class WatchRequest(_message.Message):
     def __init__(self, kind: _Optional[_Union[DocumentKind, str]] = ..., after_version: _Optional[int] = ...) -> None: ...
 
 class RouterReport(_message.Message):
-    __slots__ = ("router_id", "acknowledgements")
+    __slots__ = ("router_id", "acknowledgements", "records")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENTS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     acknowledgements: _containers.RepeatedCompositeFieldContainer[Acknowledgement]
-    def __init__(self, router_id: _Optional[str] = ..., acknowledgements: _Optional[_Iterable[_Union[Acknowledgement, _Mapping]]] = ...) -> None: ...
+    records: _containers.RepeatedCompositeFieldContainer[FinishedRequest]
+    def __init__(self, router_id: _Optional[str] = ..., acknowledgements: _Optional[_Iterable[_Union[Acknowledgement, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[FinishedRequest, _Mapping]]] = ...) -> None: ...
+
+class FinishedRequest(_message.Message):
+    __slots__ = ("request_id", "age_s", "model", "tenant", "workload", "outcome", "temperature", "prompt_tokens", "output_tokens", "policy", "times", "guesses")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    age_s: float
+    model: str
+    tenant: str
+    workload: str
+    outcome: str
+    temperature: float
+    prompt_tokens: int
+    output_tokens: int
+    policy: FollowedPolicy
+    times: RequestTimes
+    guesses: RequestGuesses
+    def __init__(self, request_id: _Optional[str] = ..., age_s: _Optional[float] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., workload: _Optional[str] = ..., outcome: _Optional[str] = ..., temperature: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., policy: _Optional[_Union[FollowedPolicy, _Mapping]] = ..., times: _Optional[_Union[RequestTimes, _Mapping]] = ..., guesses: _Optional[_Union[RequestGuesses, _Mapping]] = ...) -> None: ...
+
+class FollowedPolicy(_message.Message):
+    __slots__ = ("version", "since_version", "variant", "rule", "is_mixed")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SINCE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    IS_MIXED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    since_version: int
+    variant: str
+    rule: str
+    is_mixed: bool
+    def __init__(self, version: _Optional[int] = ..., since_version: _Optional[int] = ..., variant: _Optional[str] = ..., rule: _Optional[str] = ..., is_mixed: _Optional[bool] = ...) -> None: ...
+
+class RequestTimes(_message.Message):
+    __slots__ = ("ttft_s", "tpot_s", "itl_p95_s", "itl_p99_s")
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    ITL_P95_S_FIELD_NUMBER: _ClassVar[int]
+    ITL_P99_S_FIELD_NUMBER: _ClassVar[int]
+    ttft_s: float
+    tpot_s: float
+    itl_p95_s: float
+    itl_p99_s: float
+    def __init__(self, ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., itl_p95_s: _Optional[float] = ..., itl_p99_s: _Optional[float] = ...) -> None: ...
+
+class RequestGuesses(_message.Message):
+    __slots__ = ("drafter", "draft_version", "fell_back", "acceptance_length", "verified_per_position", "accepted_per_position")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FELL_BACK_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    draft_version: str
+    fell_back: bool
+    acceptance_length: float
+    verified_per_position: _containers.RepeatedScalarFieldContainer[int]
+    accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, drafter: _Optional[str] = ..., draft_version: _Optional[str] = ..., fell_back: _Optional[bool] = ..., acceptance_length: _Optional[float] = ..., verified_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Acknowledgement(_message.Message):
     __slots__ = ("kind", "version", "error")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CUT = "\udfff"  # a lone surrogate, which no text that can be encoded holds: pieces on its sides are encoded apart
+_IMPORTING = threading.Lock()
 
 ChatRenderer = Callable[[Sequence[Mapping[str, str]]], str]
 
@@ -63,7 +65,8 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a directory in transformers' format. Raises TokenizerError."""
-        from transformers import AutoTokenizer  # slow to import, and only needed here
+        with _IMPORTING:  # transformers' lazy imports fail when two threads make the first one together
+            from transformers import AutoTokenizer  # slow to import, and only needed here
 
         if not path.is_dir():
             raise TokenizerError(f"cannot load a tokenizer from {path}: no such directory")

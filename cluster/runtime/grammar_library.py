@@ -17,13 +17,15 @@ MAX_GRAMMARS = 32  # compiled ones that are kept
 class GrammarLibrary:
     """Owns the most recently used grammars: Grammars for an engine's thread.
 
-    load: makes the compiler, in the library's own thread. on_ready is called from there after each compilation.
+    load: makes the compiler for the first grammar, in the library's own thread; most engines never need one. on_ready
+    is called from there after each compilation.
     """
 
     def __init__(self, load: Callable[[], GrammarCompiler], max_grammars: int = MAX_GRAMMARS) -> None:
         self.on_ready: Callable[[], None] = lambda: None
         self._thread = ThreadPoolExecutor(1, "paceline-grammars")
-        self._compiler = self._thread.submit(load)
+        self._load = load
+        self._compiler: GrammarCompiler | None = None  # the thread's own
         self._compiling: dict[Grammar, Future[Matcher]] = {}
         self._compiled: OrderedDict[Grammar, Matcher] = OrderedDict()
         self._max_grammars = max_grammars
@@ -56,6 +58,8 @@ class GrammarLibrary:
 
     def _compile(self, grammar: Grammar) -> Matcher:
         try:
-            return self._compiler.result().compile(grammar)
+            if self._compiler is None:
+                self._compiler = self._load()
+            return self._compiler.compile(grammar)
         except TokenizerError as error:
             raise GrammarError(str(error)) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,13 @@ def test_a_stop_string_is_found_at_every_offset_of_a_real_text(tokenizer: Tokeni
         for end in range(start + 1, len(text) + 1):
             stop = text[start:end]
             assert stream(tokenizer, token_ids, stop) == text[: text.index(stop)]
+
+
+def test_threads_of_a_fresh_process_may_load_tokenizers_at_the_same_time(demo_model_dir: Path) -> None:
+    """transformers' own lazy imports do not stand that."""
+    program = (
+        "import sys; from concurrent.futures import ThreadPoolExecutor; from pathlib import Path;"
+        "from cluster.tokenizer import Tokenizer;"
+        "list(ThreadPoolExecutor(4).map(Tokenizer.load, [Path(sys.argv[1])] * 4))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(demo_model_dir)], check=True, timeout=120)

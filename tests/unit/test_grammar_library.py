@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from cluster.core.grammar import GrammarError
-from cluster.grammar.compiler import GrammarCompiler
-from cluster.messages import Abort, Commit, FinishReason, Refusal, RefusalReason, Submit
+from cluster.grammar.compiler import GrammarCompiler, Matcher
+from cluster.messages import Abort, Commit, FinishReason, Grammar, Refusal, RefusalReason, Submit
 from cluster.runtime.grammar_library import GrammarLibrary
 from cluster.tokenizer import TokenizerError
 from tests.engines import EOS, target_pool
@@ -19,11 +19,34 @@ from tests.logit_engines import LogitRunner, LogitToy
 pytestmark = pytest.mark.unit
 
 
-def library(load=lambda: GrammarCompiler(PIECES, (), EOS), **options) -> tuple[GrammarLibrary, threading.Semaphore]:
-    ready = threading.Semaphore(0)
-    made = GrammarLibrary(load, **options)
-    made.on_ready = ready.release
-    return made, ready
+def library(**options) -> tuple[GrammarLibrary, Turnstile]:
+    turnstile = Turnstile()
+    made = GrammarLibrary(lambda: GatedCompiler(GrammarCompiler(PIECES, (), EOS), turnstile), **options)
+    made.on_ready = turnstile.ready.release
+    return made, turnstile
+
+
+class Turnstile:
+    """Lets one compilation through at a time, so that the first look at a grammar always comes before it."""
+
+    def __init__(self) -> None:
+        self.gate, self.ready = threading.Semaphore(0), threading.Semaphore(0)
+
+    def acquire(self, timeout: float) -> bool:
+        """Let the next one through, and wait for its end."""
+        self.gate.release()
+        return self.ready.acquire(timeout=timeout)
+
+
+class GatedCompiler:
+    """A compiler behind a turnstile."""
+
+    def __init__(self, compiler: GrammarCompiler, turnstile: Turnstile) -> None:
+        self._compiler, self._turnstile = compiler, turnstile
+
+    def compile(self, grammar: Grammar) -> Matcher:
+        self._turnstile.gate.acquire()
+        return self._compiler.compile(grammar)
 
 
 def submit(source: str, request_id: str = "r", **fields) -> Submit:
@@ -61,10 +84,14 @@ def test_what_cannot_be_compiled_or_loaded_is_an_error() -> None:
     with pytest.raises(GrammarError, match="unclosed"):
         grammars.find(regex("("))
 
+    ready = Turnstile()
+
     def fail() -> GrammarCompiler:
+        ready.gate.acquire()
         raise TokenizerError("no such directory")
 
-    grammars, ready = library(fail)
+    grammars = GrammarLibrary(fail)
+    grammars.on_ready = ready.ready.release
     assert grammars.find(regex("a")) is None
     assert ready.acquire(timeout=10)
     with pytest.raises(GrammarError, match="no such directory"):

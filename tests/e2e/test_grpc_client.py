@@ -30,12 +30,13 @@ async def test_generate_streams_and_counts_what_it_streamed(stub: Any) -> None:
     assert usage.acceptance_length == pytest.approx(usage.completion_tokens / usage.num_steps)
 
 
-async def test_a_call_says_which_policy_it_followed(stub: Any) -> None:
+async def test_a_call_says_which_policy_it_followed(stub: Any, cluster: Cluster) -> None:
     call = stub.Generate(question(max_tokens=2, user="alice"))
     responses = [response async for response in call]
     metadata = dict(await call.trailing_metadata())
-    assert responses[-1].usage.policy == pb.PolicyDecision(version=0, variant="default", reason="default")
-    assert (metadata["x-paceline-variant"], metadata["x-paceline-policy-version"]) == ("default", "0")
+    version = cluster.status()["policy_version"]
+    assert responses[-1].usage.policy == pb.PolicyDecision(version=version, variant="default", reason="default")
+    assert (metadata["x-paceline-variant"], metadata["x-paceline-policy-version"]) == ("default", str(version))
 
 
 async def test_speculation_changes_no_token(stub: Any) -> None:

@@ -72,13 +72,13 @@ async def test_speculation_changes_no_text(client: AsyncOpenAI, temperature: flo
     assert speculative.choices[0].message.content == plain.choices[0].message.content
 
 
-async def test_an_answer_and_its_stream_say_which_policy_they_followed(client: AsyncOpenAI) -> None:
+async def test_an_answer_and_its_stream_say_which_policy_they_followed(client: AsyncOpenAI, cluster: Cluster) -> None:
     for is_stream in (False, True):
         answer = await client.chat.completions.with_raw_response.create(
             model=MODEL, messages=PROMPT, max_tokens=2, stream=is_stream, user="alice"
         )
         assert answer.headers["x-paceline-variant"] == "default"
-        assert answer.headers["x-paceline-policy-version"] == "0"
+        assert answer.headers["x-paceline-policy-version"] == str(cluster.status()["policy_version"])
 
 
 async def test_the_draft_pool_really_guesses(client: AsyncOpenAI, cluster: Cluster) -> None:

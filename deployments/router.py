@@ -117,6 +117,20 @@ class RouterReplica:
     async def GetStatus(self, request: control_pb.GetStatusRequest, grpc_context: RayServegRPCContext) -> Message:
         return await answer(self._control.get_status, request, grpc_context)
 
+    async def StartRollout(self, request: control_pb.StartRolloutRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await answer(self._control.start_rollout, request, grpc_context)
+
+    async def GetRollout(self, request: control_pb.GetRolloutRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await answer(self._control.get_rollout, request, grpc_context)
+
+    async def ListRollouts(self, request: control_pb.ListRolloutsRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await answer(self._control.list_rollouts, request, grpc_context)
+
+    async def ControlRollout(
+        self, request: control_pb.ControlRolloutRequest, grpc_context: RayServegRPCContext
+    ) -> Message:
+        return await answer(self._control.control_rollout, request, grpc_context)
+
     async def Watch(
         self, request: control_pb.WatchRequest, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[control_pb.Document]:

@@ -6,7 +6,7 @@ import logging
 
 import typer
 
-from cluster.cli import access, bench, chat, generate, models, policy, serve, speculation, status
+from cluster.cli import access, bench, chat, generate, models, policy, rollout, serve, speculation, status
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -26,6 +26,7 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.add_typer(models.models_app, name="models")
 app.add_typer(policy.policy_app, name="policy")
 app.add_typer(speculation.speculation_app, name="speculation")
+app.add_typer(rollout.rollout_app, name="rollout")
 app.add_typer(access.access_app, name="access")
 app.add_typer(access.keys_app, name="keys")
 app.command()(access.quota)

@@ -4,7 +4,7 @@
        │           after its time, or by hand
        ├──▶ FAILED           an analysis failed: 0 % at once, for good
        ├──▶ INCONCLUSIVE     an analysis could not tell: holds its percentage until resumed, which measures afresh
-       └──▶ ABORTED          by hand: 0 % at once, for good
+       └──▶ ABORTED          by hand: 0 % at once, for good; or because somebody else moved the percentage, which stays
 
 Who carries a rollout out writes each new state down first, then does what it says, then confirms it:
 
@@ -41,6 +41,15 @@ class Phase(StrEnum):
 FINISHED = frozenset({Phase.SUCCESSFUL, Phase.FAILED, Phase.ABORTED})
 
 
+class RolloutCommand(StrEnum):
+    """What somebody may do to a rollout by hand."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    PROMOTE = "promote"
+    ABORT = "abort"
+
+
 class RolloutCommandError(ValueError):
     """A rollout in this phase cannot do what was asked."""
 
@@ -66,6 +75,7 @@ class RolloutState:
     looks_done: int = 0  # of the present analysis
     reason: str = ""
     assessment: Assessment | None = None  # the last one
+    is_held: bool = False  # paused by hand, wherever it was
 
 
 _STATE = TypeAdapter(RolloutState)
@@ -85,6 +95,11 @@ def start(now: float) -> RolloutState:
 
 
 # --- by itself -------------------------------------------------------------------------------------------------------
+
+
+def is_measuring(spec: RolloutSpec, state: RolloutState) -> bool:
+    """Whether an analysis is running, of what happens from `state.since` on."""
+    return _analysis(spec, state) is not None
 
 
 def measurement_due(spec: RolloutSpec, state: RolloutState, now: float) -> bool:
@@ -119,7 +134,7 @@ def measure_afresh(spec: RolloutSpec, state: RolloutState, now: float) -> Rollou
 
 
 def _advance_once(spec: RolloutSpec, state: RolloutState, measurement: Measurement | None, now: float) -> RolloutState:
-    if state.pending is not None or state.phase in FINISHED or state.phase is Phase.INCONCLUSIVE:
+    if state.pending is not None or state.is_held or state.phase in FINISHED or state.phase is Phase.INCONCLUSIVE:
         return state
     if state.step_index == len(spec.steps):
         return replace(state, phase=Phase.SUCCESSFUL, since=now, reason="every step is done")
@@ -171,8 +186,33 @@ def _analysis(spec: RolloutSpec, state: RolloutState) -> Analyse | None:
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
+def obey(spec: RolloutSpec, state: RolloutState, command: RolloutCommand, now: float, by: str) -> RolloutState:
+    """What the command makes of it. Raises RolloutCommandError."""
+    match command:
+        case RolloutCommand.PAUSE:
+            return pause(state, now, by)
+        case RolloutCommand.RESUME:
+            return resume(state, now, by)
+        case RolloutCommand.PROMOTE:
+            return promote(spec, state, now, by)
+        case RolloutCommand.ABORT:
+            return abort(state, now, by)
+
+
+def pause(state: RolloutState, now: float, by: str) -> RolloutState:
+    """Hold where it is, until resumed. Raises RolloutCommandError unless it is running, or paused for a time."""
+    if state.is_held or state.phase not in (Phase.RUNNING, Phase.PAUSED):
+        raise RolloutCommandError(f"a rollout that is {state.phase} cannot be paused")
+    return replace(state, phase=Phase.PAUSED, is_held=True, since=now, reason=f"paused by {by}")
+
+
 def resume(state: RolloutState, now: float, by: str) -> RolloutState:
-    """End a pause, or measure an inconclusive analysis afresh. Raises RolloutCommandError in any other phase."""
+    """End a pause, or measure an inconclusive analysis afresh. Raises RolloutCommandError in any other phase.
+
+    What was paused by hand begins its step again.
+    """
+    if state.is_held:
+        return replace(state, phase=Phase.RUNNING, is_held=False, since=now, looks_done=0, reason=f"resumed by {by}")
     if state.phase is Phase.PAUSED:
         return _next_step(state, now, f"resumed by {by}")
     if state.phase is Phase.INCONCLUSIVE:
@@ -186,11 +226,19 @@ def abort(state: RolloutState, now: float, by: str) -> RolloutState:
     return _give_up(replace(state, reason=f"aborted by {by}"), Phase.ABORTED, now)
 
 
+def step_aside(state: RolloutState, now: float, why: str) -> RolloutState:
+    """End because somebody else moves the percentage: what they have set stays."""
+    if state.pending is None:
+        _check_unfinished(state, "aborted")
+    return replace(state, phase=Phase.ABORTED, pending=None, is_held=False, since=now, reason=why)
+
+
 def promote(spec: RolloutSpec, state: RolloutState, now: float, by: str) -> RolloutState:
     """Go to the last percentage at once, on somebody's own judgement. Raises RolloutCommandError if it is finished."""
     _check_unfinished(state, "promoted")
     last = [step.set_percent for step in spec.steps if step.set_percent is not None]
     state = replace(state, step_index=len(spec.steps), since=now, phase=Phase.SUCCESSFUL, reason=f"promoted by {by}")
+    state = replace(state, is_held=False)
     return _with_percent(state, last[-1]) if last else state
 
 
@@ -208,7 +256,7 @@ def _next_step(state: RolloutState, now: float, reason: str) -> RolloutState:
 
 
 def _give_up(state: RolloutState, phase: Phase, now: float) -> RolloutState:
-    return _with_percent(replace(state, phase=phase, since=now), 0.0)
+    return _with_percent(replace(state, phase=phase, is_held=False, since=now), 0.0)
 
 
 def _with_percent(state: RolloutState, percent: float) -> RolloutState:

@@ -15,6 +15,10 @@ class Board:
         self._latest: dict[Kind, Snapshot] = {}
         self._changed = asyncio.Event()  # set, and replaced by a new one, at each change
 
+    def latest(self, kind: Kind) -> Snapshot | None:
+        """The newest known snapshot; None before the first."""
+        return self._latest.get(kind)
+
     def version(self, kind: Kind) -> int:
         """The newest known version; 0 before the first."""
         snapshot = self._latest.get(kind)

@@ -35,6 +35,10 @@ class Routers:
         """Every connected router, by id."""
         return tuple(router.state(router_id) for router_id, router in sorted(self._routers.items()))
 
+    def has_any(self) -> bool:
+        """Whether any router is connected."""
+        return bool(self._routers)
+
     @contextmanager
     def connected(self, router_id: str) -> Iterator[None]:
         """The router is connected inside the block."""

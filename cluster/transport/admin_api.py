@@ -18,6 +18,7 @@ from cluster.messages import ErrorKind, RequestError
 from cluster.transport.admin_token import AUTHORIZATION, AdminToken
 from cluster.transport.control_backend import ControlBackend, ControlStatus
 from cluster.transport.openai_errors import error_response
+from cluster.transport.rollout_api import rollout_routes
 
 PREFIX = "/admin/v1"
 
@@ -83,6 +84,7 @@ def create_admin_app(backend: Callable[[], ControlBackend], token: AdminToken) -
         return backend()
 
     app = FastAPI(title="Paceline administration", version="1", docs_url=None, redoc_url=None)
+    app.include_router(rollout_routes(Depends(authorised)))  # first: /{kind} would take their paths
     app.include_router(_routes(Depends(authorised)))
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from cluster.control.finished_request import FinishedRequest
+from cluster.control.rollout import RolloutCommand
+from cluster.control.rollout_entry import RolloutView
 from cluster.control.store import Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
 
@@ -42,8 +44,33 @@ class ControlStatus:
     store_error: str = ""
 
 
+class RolloutBackend(Protocol):
+    """Rollouts. Every method raises RequestError; UNAVAILABLE when the store is away."""
+
+    async def start(self, text: str, author: str, reason: str) -> RolloutView:
+        """INVALID names every flaw of the text; CONFLICT while another rollout of its rule is not finished."""
+        ...
+
+    async def get(self, rollout_id: str) -> RolloutView:
+        """NOT_FOUND if there is none."""
+        ...
+
+    async def list(self, limit: int) -> tuple[RolloutView, ...]:
+        """Those started last, newest first."""
+        ...
+
+    async def command(self, rollout_id: str, command: RolloutCommand, author: str, reason: str) -> RolloutView:
+        """Do something to it by hand. CONFLICT if its phase does not allow that."""
+        ...
+
+
 class ControlBackend(Protocol):
     """Documents by kind and version. Every method raises RequestError; UNAVAILABLE when the store is away."""
+
+    @property
+    def rollouts(self) -> RolloutBackend:
+        """Rollouts of the policy's rules."""
+        ...
 
     async def get(self, kind: Kind, version: int | None = None) -> Snapshot:
         """One version, or the one in force. NOT_FOUND if there is none."""

@@ -20,6 +20,7 @@ from cluster.transport.feed_codec import records_to_wire
 from cluster.transport.grpc_errors import request_error
 from cluster.transport.grpc_stream import channel_options
 from cluster.transport.protocol import StreamSettings
+from cluster.transport.rollout_client import RolloutClient
 from protos.paceline.v1 import control_pb2 as pb
 from protos.paceline.v1 import control_pb2_grpc
 
@@ -54,6 +55,7 @@ class ControlClient:
         self._channel = grpc.aio.insecure_channel(address, options=channel_options(StreamSettings()))
         self._stub = control_pb2_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._metadata = () if token is None else ((AUTHORIZATION, f"Bearer {token}"),)
+        self.rollouts = RolloutClient(self._stub, self._call)
 
     async def close(self) -> None:
         await self._channel.close(None)

@@ -14,8 +14,9 @@ from cluster.control.finished_request import FinishedRequest
 from cluster.control.store import Change, Restore
 from cluster.messages import ErrorKind, RequestError
 from cluster.transport import control_codec as codec
+from cluster.transport import rollout_servicer
 from cluster.transport.admin_token import AUTHORIZATION, AdminToken
-from cluster.transport.control_backend import MAX_RECORDS, ControlBackend, RouterDesk
+from cluster.transport.control_backend import MAX_RECORDS, ControlBackend, RolloutBackend, RouterDesk
 from cluster.transport.feed_codec import record_from_wire
 from cluster.transport.generation import internal_errors
 from cluster.transport.grpc_errors import Context, call_metadata, ending_calls
@@ -77,6 +78,23 @@ class ControlServicer:
     async def get_status(self, request: pb.GetStatusRequest, metadata: Metadata) -> pb.GetStatusResponse:
         self._token.check(metadata.get(AUTHORIZATION))
         return codec.status_to_wire(await self._backend().status())
+
+    def rollouts(self, metadata: Metadata) -> RolloutBackend:
+        """For whoever has the token."""
+        self._token.check(metadata.get(AUTHORIZATION))
+        return self._backend().rollouts
+
+    async def start_rollout(self, request: pb.StartRolloutRequest, metadata: Metadata) -> pb.Rollout:
+        return await rollout_servicer.start(self.rollouts(metadata), request)
+
+    async def get_rollout(self, request: pb.GetRolloutRequest, metadata: Metadata) -> pb.Rollout:
+        return await rollout_servicer.get(self.rollouts(metadata), request)
+
+    async def list_rollouts(self, request: pb.ListRolloutsRequest, metadata: Metadata) -> pb.ListRolloutsResponse:
+        return await rollout_servicer.list_all(self.rollouts(metadata), request)
+
+    async def control_rollout(self, request: pb.ControlRolloutRequest, metadata: Metadata) -> pb.Rollout:
+        return await rollout_servicer.control(self.rollouts(metadata), request)
 
     async def watch(self, request: pb.WatchRequest, metadata: Metadata) -> AsyncGenerator[pb.Document, None]:
         self._token.check_if_set(metadata.get(AUTHORIZATION))
@@ -176,6 +194,18 @@ class GrpcControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return await _answer(self._control.get_status, request, context)
+
+    async def StartRollout(self, request: pb.StartRolloutRequest, context: Context) -> pb.Rollout:
+        return await _answer(self._control.start_rollout, request, context)
+
+    async def GetRollout(self, request: pb.GetRolloutRequest, context: Context) -> pb.Rollout:
+        return await _answer(self._control.get_rollout, request, context)
+
+    async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Context) -> pb.ListRolloutsResponse:
+        return await _answer(self._control.list_rollouts, request, context)
+
+    async def ControlRollout(self, request: pb.ControlRolloutRequest, context: Context) -> pb.Rollout:
+        return await _answer(self._control.control_rollout, request, context)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Document]:
         documents = self._control.watch(request, call_metadata(context))

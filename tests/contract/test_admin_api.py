@@ -16,6 +16,7 @@ from tests.control_server import TOKEN, control_server
 
 pytestmark = pytest.mark.contract
 
+CALLS = (("GET", "/policy"), ("PUT", "/policy"), ("GET", "/status"), ("POST", "/speculation"))
 TEXT = "schema: paceline.policy/v1\nsalt: one\n"
 
 
@@ -79,11 +80,61 @@ async def test_bad_input_names_the_field_and_changes_nothing(
     assert (await admin.get("/status")).json()["policy_version"] == 0
 
 
+ROLLOUT = """
+schema: paceline.rollout/v1
+target: {rule: fast}
+steps: [{set_percent: 5}, {analyse: {window_s: 300}}, {set_percent: 100}]
+conditions: [{metric: ttft, at_most: 1.2}]
+"""
+WITH_RULE = TEXT + "rules: [{id: fast, action: allow, percent: 0}]\n"
+
+
+async def test_a_rollout_is_started_looked_at_and_taken_back(admin: httpx2.AsyncClient) -> None:
+    await admin.put("/policy", json=body(text=WITH_RULE))
+    started = (await admin.post("/rollouts", json=body(text=ROLLOUT))).json()
+    assert (started["phase"], started["rule"], started["percent"], started["author"]) == ("running", "fast", 5.0, "ann")
+    assert "percent: 5.0" in (await admin.get("/policy")).json()["text"]
+    path = f"/rollouts/{started['rollout_id']}"
+    again = await admin.post("/rollouts", json=body(text=ROLLOUT))
+    assert (again.status_code, started["rollout_id"] in again.text) == (409, True)
+    for command, phase in (("pause", "paused"), ("resume", "running"), ("abort", "aborted")):
+        assert (await admin.post(f"{path}/{command}", json=body())).json()["phase"] == phase
+    assert (await admin.post(f"{path}/promote", json=body())).status_code == 409
+    ended = (await admin.get(path)).json()
+    assert (ended["percent"], ended["is_pending"], ended["why"]) == (0.0, False, "aborted by ann: because")
+    assert (await admin.get("/rollouts")).json() == [ended]
+    assert "percent: 0.0" in (await admin.get("/policy")).json()["text"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "json", "status", "word"),
+    [
+        ("GET", "/rollouts/none", None, 404, "none"),
+        ("GET", "/rollouts?limit=0", None, 400, "limit"),
+        ("POST", "/rollouts/none/abort", body(), 404, "none"),
+        ("POST", "/rollouts/none/explode", body(), 400, "command"),
+        ("POST", "/rollouts/none/abort", {}, 400, "author"),
+        ("POST", "/rollouts", body(), 400, "text"),
+        ("POST", "/rollouts", body(text=ROLLOUT, author="a" * 200), 400, "author"),
+        ("POST", "/rollouts", body(text=ROLLOUT, reason="r" * 2000), 400, "reason"),
+        ("POST", "/rollouts", body(text=ROLLOUT), 400, "target.rule"),
+        ("POST", "/rollouts", body(text=ROLLOUT.replace("300", "-1")), 400, "steps[1].analyse.window_s"),
+    ],
+)
+async def test_a_bad_rollout_is_refused_by_field(
+    admin: httpx2.AsyncClient, method: str, path: str, json: Any, status: int, word: str
+) -> None:
+    answer = await admin.request(method, path, json=json)
+    assert answer.status_code == status
+    assert word in answer.json()["error"]["message"]
+    assert (await admin.get("/rollouts")).json() == []
+
+
 @pytest.mark.parametrize("authorization", [None, "Bearer wrong", f"Basic {TOKEN}", TOKEN])
 async def test_nothing_is_said_without_the_token(admin: httpx2.AsyncClient, authorization: str | None) -> None:
     del admin.headers["authorization"]
     headers = {} if authorization is None else {"authorization": authorization}
-    for method, path in (("GET", "/policy"), ("PUT", "/policy"), ("GET", "/status"), ("POST", "/speculation")):
+    for method, path in (*CALLS, ("GET", "/rollouts"), ("POST", "/rollouts"), ("POST", "/rollouts/x/abort")):
         answer = await admin.request(method, path, json=body(text=TEXT, enabled=True), headers=headers)
         assert answer.status_code == 401
 
@@ -93,6 +144,9 @@ async def test_the_api_is_described(admin: httpx2.AsyncClient) -> None:
     assert set(described["paths"]) == {
         "/status",
         "/speculation",
+        "/rollouts",
+        "/rollouts/{rollout_id}",
+        "/rollouts/{rollout_id}/{command}",
         "/{kind}",
         "/{kind}/versions",
         "/{kind}/versions/{version}",

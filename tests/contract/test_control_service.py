@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.control.document import parse_document
+from cluster.control.rollout import RolloutCommand
 from cluster.control.store import Change, Kind, Restore, Snapshot
 from cluster.control.switch import SpeculationSwitch
 from cluster.messages import ErrorKind, RequestError
@@ -115,6 +116,10 @@ async def test_without_the_token_nothing_is_told_or_changed(server: ControlServe
         stranger.history(Kind.POLICY, 5),
         stranger.roll_back(Kind.POLICY, Restore(1, "me", "")),
         stranger.status(),
+        stranger.rollouts.start("", "me", ""),
+        stranger.rollouts.get("id"),
+        stranger.rollouts.list(5),
+        stranger.rollouts.command("id", RolloutCommand.PROMOTE, "me", ""),
         anext(stranger.watch(Kind.POLICY)),
         stranger.follow(RouterEnd("spy", lambda _: pytest.fail("a document"), lambda: None)),
     ):

@@ -30,6 +30,7 @@ class Crash(Enum):
 
 
 class Command(Enum):
+    PAUSE = auto()
     RESUME = auto()
     ABORT = auto()
     PROMOTE = auto()
@@ -91,6 +92,8 @@ class World:
 
     def _obey(self, state: RolloutState, command: Command) -> RolloutState:
         match command:
+            case Command.PAUSE:
+                return rollout.pause(state, self.now, "ann")
             case Command.RESUME:
                 return rollout.resume(state, self.now, "ann")
             case Command.ABORT:
@@ -137,7 +140,7 @@ events = st.lists(
         Event,
         seconds=st.sampled_from([0.0, 2.0, 5.0, 10.0, 100.0]),
         verdict=st.sampled_from([Verdict.PASS, Verdict.PASS, Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, None]),
-        command=st.sampled_from([None] * 6 + [Command.RESUME] * 3 + [Command.ABORT, Command.PROMOTE]),
+        command=st.sampled_from([None] * 6 + [Command.RESUME] * 3 + [Command.PAUSE, Command.ABORT, Command.PROMOTE]),
         crash=st.sampled_from([None, *Crash]),
     ),
     max_size=20,

@@ -112,6 +112,39 @@ def test_a_window_whose_samples_are_lost_is_measured_afresh() -> None:
     assert rollout.measure_afresh(SPEC, paused, 200.0) == paused, "only measurements are lost by a restart"
 
 
+def test_a_pause_by_hand_lasts_until_resumed_wherever_it_is() -> None:
+    at_pause = rollout.advance(
+        SPEC, rollout.confirm(rollout.advance(SPEC, rollout.start(0.0), None, 0.0), 1, 10.0), None, 20.0
+    )
+    for state, step_index in ((at_pause, 1), (at_analysis(), 2)):
+        held = rollout.pause(state, 100.0, "ann")
+        assert (held.phase, held.reason) == (Phase.PAUSED, "paused by ann")
+        assert rollout.advance(SPEC, held, measured(held, 1e6, ttft_s=9.0), 1e6) == held
+        assert not rollout.measurement_due(SPEC, held, 1e6)
+        with pytest.raises(RolloutCommandError, match="cannot be paused"):
+            rollout.pause(held, 200.0, "ann")
+        resumed = rollout.resume(held, 1e6, "bob")
+        assert (resumed.phase, resumed.step_index, resumed.since) == (Phase.RUNNING, step_index, 1e6)
+        assert rollout.advance(SPEC, resumed, None, 1e6 + 59.0).step_index == step_index
+
+
+def test_a_pause_by_hand_before_a_percentage_is_in_force_waits_for_it() -> None:
+    held = rollout.pause(rollout.advance(SPEC, rollout.start(0.0), None, 0.0), 1.0, "ann")
+    assert held.pending == rollout.SetPercent(5.0, 1)
+    held = rollout.confirm(held, 1, 2.0)
+    assert rollout.advance(SPEC, held, None, 1e6) == held
+    assert rollout.abort(held, 3.0, "ann").is_held is False
+
+
+def test_stepping_aside_leaves_the_percentage_to_others() -> None:
+    aside = rollout.step_aside(at_analysis(), 80.0, "rule r is gone")
+    assert (aside.phase, aside.pending, aside.percent, aside.reason) == (Phase.ABORTED, None, 5.0, "rule r is gone")
+    promoted = rollout.promote(SPEC, at_analysis(), 80.0, "ann")
+    assert rollout.step_aside(promoted, 81.0, "edited").phase is Phase.ABORTED
+    with pytest.raises(RolloutCommandError):
+        rollout.step_aside(aside, 90.0, "again")
+
+
 def test_abort_and_promote_by_hand() -> None:
     aborted = rollout.abort(at_analysis(), 80.0, "ann")
     assert (aborted.phase, aborted.pending, aborted.reason) == (

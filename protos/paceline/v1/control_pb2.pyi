@@ -140,6 +140,120 @@ class GetStatusResponse(_message.Message):
     store_error: str
     def __init__(self, policy_version: _Optional[int] = ..., access_version: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterState, _Mapping]]] = ..., store_error: _Optional[str] = ...) -> None: ...
 
+class StartRolloutRequest(_message.Message):
+    __slots__ = ("text", "author", "reason")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    author: str
+    reason: str
+    def __init__(self, text: _Optional[str] = ..., author: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class GetRolloutRequest(_message.Message):
+    __slots__ = ("rollout_id",)
+    ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
+    rollout_id: str
+    def __init__(self, rollout_id: _Optional[str] = ...) -> None: ...
+
+class ListRolloutsRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ListRolloutsResponse(_message.Message):
+    __slots__ = ("rollouts",)
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
+    def __init__(self, rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ...) -> None: ...
+
+class ControlRolloutRequest(_message.Message):
+    __slots__ = ("rollout_id", "command", "author", "reason")
+    ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    rollout_id: str
+    command: str
+    author: str
+    reason: str
+    def __init__(self, rollout_id: _Optional[str] = ..., command: _Optional[str] = ..., author: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Rollout(_message.Message):
+    __slots__ = ("rollout_id", "rule", "text", "author", "reason", "started_at", "revision", "phase", "step_index", "since", "percent", "is_pending", "why", "verdict", "results", "events", "num_canary", "num_control")
+    ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    IS_PENDING_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CANARY_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTROL_FIELD_NUMBER: _ClassVar[int]
+    rollout_id: str
+    rule: str
+    text: str
+    author: str
+    reason: str
+    started_at: float
+    revision: int
+    phase: str
+    step_index: int
+    since: float
+    percent: float
+    is_pending: bool
+    why: str
+    verdict: str
+    results: _containers.RepeatedCompositeFieldContainer[MetricResult]
+    events: _containers.RepeatedCompositeFieldContainer[RolloutEvent]
+    num_canary: int
+    num_control: int
+    def __init__(self, rollout_id: _Optional[str] = ..., rule: _Optional[str] = ..., text: _Optional[str] = ..., author: _Optional[str] = ..., reason: _Optional[str] = ..., started_at: _Optional[float] = ..., revision: _Optional[int] = ..., phase: _Optional[str] = ..., step_index: _Optional[int] = ..., since: _Optional[float] = ..., percent: _Optional[float] = ..., is_pending: _Optional[bool] = ..., why: _Optional[str] = ..., verdict: _Optional[str] = ..., results: _Optional[_Iterable[_Union[MetricResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[RolloutEvent, _Mapping]]] = ..., num_canary: _Optional[int] = ..., num_control: _Optional[int] = ...) -> None: ...
+
+class MetricResult(_message.Message):
+    __slots__ = ("metric", "verdict", "reason", "num_canary", "num_control", "estimate", "low", "high")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_CANARY_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTROL_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    verdict: str
+    reason: str
+    num_canary: int
+    num_control: int
+    estimate: float
+    low: float
+    high: float
+    def __init__(self, metric: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., num_canary: _Optional[int] = ..., num_control: _Optional[int] = ..., estimate: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
+
+class RolloutEvent(_message.Message):
+    __slots__ = ("at", "phase", "step_index", "percent", "reason")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    phase: str
+    step_index: int
+    percent: float
+    reason: str
+    def __init__(self, at: _Optional[float] = ..., phase: _Optional[str] = ..., step_index: _Optional[int] = ..., percent: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("kind", "after_version")
     KIND_FIELD_NUMBER: _ClassVar[int]

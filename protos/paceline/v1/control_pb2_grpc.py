@@ -65,6 +65,26 @@ class ControlServiceStub:
                 request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.StartRollout = channel.unary_unary(
+                '/paceline.v1.ControlService/StartRollout',
+                request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.StartRolloutRequest.SerializeToString,
+                response_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.FromString,
+                _registered_method=True)
+        self.GetRollout = channel.unary_unary(
+                '/paceline.v1.ControlService/GetRollout',
+                request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetRolloutRequest.SerializeToString,
+                response_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.FromString,
+                _registered_method=True)
+        self.ListRollouts = channel.unary_unary(
+                '/paceline.v1.ControlService/ListRollouts',
+                request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListRolloutsRequest.SerializeToString,
+                response_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListRolloutsResponse.FromString,
+                _registered_method=True)
+        self.ControlRollout = channel.unary_unary(
+                '/paceline.v1.ControlService/ControlRollout',
+                request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.ControlRolloutRequest.SerializeToString,
+                response_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/paceline.v1.ControlService/Watch',
                 request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
@@ -123,6 +143,33 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartRollout(self, request, context):
+        """Begin a rollout. INVALID_ARGUMENT lists every flaw; ABORTED while another rollout of the rule is not finished.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRollout(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRollouts(self, request, context):
+        """Those started last, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ControlRollout(self, request, context):
+        """Pause, resume, promote or abort by hand. ABORTED if its phase does not allow that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """The document in force, then every later one. Starts after `after_version`.
         """
@@ -169,6 +216,26 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetStatusRequest.FromString,
                     response_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'StartRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartRollout,
+                    request_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.StartRolloutRequest.FromString,
+                    response_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.SerializeToString,
+            ),
+            'GetRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRollout,
+                    request_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetRolloutRequest.FromString,
+                    response_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.SerializeToString,
+            ),
+            'ListRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRollouts,
+                    request_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListRolloutsRequest.FromString,
+                    response_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListRolloutsResponse.SerializeToString,
+            ),
+            'ControlRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.ControlRollout,
+                    request_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.ControlRolloutRequest.FromString,
+                    response_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -344,6 +411,114 @@ class ControlService:
             '/paceline.v1.ControlService/GetStatus',
             protos_dot_paceline_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
             protos_dot_paceline_dot_v1_dot_control__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.ControlService/StartRollout',
+            protos_dot_paceline_dot_v1_dot_control__pb2.StartRolloutRequest.SerializeToString,
+            protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.ControlService/GetRollout',
+            protos_dot_paceline_dot_v1_dot_control__pb2.GetRolloutRequest.SerializeToString,
+            protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.ControlService/ListRollouts',
+            protos_dot_paceline_dot_v1_dot_control__pb2.ListRolloutsRequest.SerializeToString,
+            protos_dot_paceline_dot_v1_dot_control__pb2.ListRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ControlRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.ControlService/ControlRollout',
+            protos_dot_paceline_dot_v1_dot_control__pb2.ControlRolloutRequest.SerializeToString,
+            protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.FromString,
             options,
             channel_credentials,
             insecure,

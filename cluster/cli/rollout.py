@@ -1,0 +1,181 @@
+"""`paceline rollout …`: raise a rule's percentage step by step, and watch it."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.table import Table
+
+from cluster.cli.admin import ReasonOption, author, call
+from cluster.cli.common import DEFAULT_URL, UrlOption, console, die
+from cluster.cli.documents import read_text
+from cluster.control.document import DocumentError
+from cluster.control.rollout import FINISHED, RolloutCommand
+from cluster.control.rollout_spec import SCHEMA, RolloutSpec, Step, parse_rollout
+
+rollout_app = typer.Typer(no_args_is_help=True, help="Raise a rule's percentage step by step, or take it back.")
+
+WATCH_S = 1.0
+
+IdArgument = Annotated[str, typer.Argument(help="As `start` and `list` print it.")]
+
+
+@rollout_app.command("start")
+def start(
+    file: Annotated[Path | None, typer.Argument(help="YAML or JSON; - reads standard input.")] = None,
+    rule: Annotated[str | None, typer.Option(help="Without a file: the policy's rule to raise.")] = None,
+    percents: Annotated[str, typer.Option(help="Its percentages, one after the other.")] = "5,25,50,100",
+    window: Annotated[float, typer.Option(min=1, help="Seconds of measuring after each of them.")] = 300.0,
+    looks: Annotated[int, typer.Option(min=1, max=20, help="How often to look for a failure meanwhile.")] = 3,
+    at_most: Annotated[
+        list[str] | None, typer.Option(help="METRIC=LIMIT, as ttft=1.1; repeatable. Default: ttft, tpot, error_rate.")
+    ] = None,
+    min_samples: Annotated[int, typer.Option(min=1)] = 100,
+    url: UrlOption = DEFAULT_URL,
+    reason: ReasonOption = "",
+) -> None:
+    """Begin a rollout that a file describes, or flags."""
+    if (file is None) == (rule is None):
+        die("give either a file or --rule")
+    if file is not None:
+        text = read_text(file)
+    else:
+        limits = at_most or ["ttft=1.2", "tpot=1.1", "error_rate=0.01"]
+        text = _described(rule, percents, {"window_s": window, "looks": looks}, limits, min_samples)
+    answer = call("POST", url, "rollouts", {"text": text, "author": author(), "reason": reason})
+    console.print(f"rollout {answer['rollout_id']} of rule {answer['rule']} has begun", highlight=False)
+
+
+@rollout_app.command("list")
+def list_all(url: UrlOption = DEFAULT_URL, limit: Annotated[int, typer.Option(min=1, max=100)] = 20) -> None:
+    """Those started last, newest first."""
+    table = Table("rollout", "rule", "phase", "percent", "started", "by", "why")
+    for item in call("GET", url, "rollouts", limit=limit):
+        percent = f"{item['percent']:g}" + " …" * item["is_pending"]
+        started = _when(item["started_at"])
+        table.add_row(item["rollout_id"], item["rule"], item["phase"], percent, started, item["author"], item["why"])
+    console.print(table)
+
+
+@rollout_app.command("status")
+def status(
+    rollout_id: IdArgument,
+    url: UrlOption = DEFAULT_URL,
+    watch: Annotated[bool, typer.Option("--watch", help="Tell each change, until it ends.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Where a rollout is, why, and what it has measured."""
+    item = call("GET", url, f"rollouts/{rollout_id}")
+    if json:
+        console.print_json(data=item)
+        return
+    _print_status(item)
+    num_told = len(item["events"])
+    while watch and item["phase"] not in FINISHED:
+        time.sleep(WATCH_S)
+        item = call("GET", url, f"rollouts/{rollout_id}")
+        for event in item["events"][num_told:]:
+            _print_event(event)
+        num_told = len(item["events"])
+    if watch:
+        _print_results(item)
+
+
+def _add_command(command: RolloutCommand, text: str) -> None:
+    @rollout_app.command(command.value, help=text)
+    def run(rollout_id: IdArgument, url: UrlOption = DEFAULT_URL, reason: ReasonOption = "") -> None:
+        body = {"author": author(), "reason": reason}
+        item = call("POST", url, f"rollouts/{rollout_id}/{command.value}", body)
+        console.print(f"rollout {rollout_id} is {item['phase']} at {item['percent']:g} %", highlight=False)
+
+
+_add_command(RolloutCommand.PAUSE, "Hold it where it is.")
+_add_command(RolloutCommand.RESUME, "Go on from a pause; measure afresh what was inconclusive.")
+_add_command(RolloutCommand.PROMOTE, "Go to the last percentage at once, past any analysis.")
+_add_command(RolloutCommand.ABORT, "Go to 0 % at once, for good.")
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _described(rule: str | None, percents: str, analyse: dict[str, Any], limits: list[str], min_samples: int) -> str:
+    """The document that flags describe: each percentage but the last one is followed by an analysis."""
+    steps: list[dict[str, Any]] = []
+    for percent in map(_number, percents.split(",")):
+        steps.append({"set_percent": percent})
+        if 0 < percent < 100:
+            steps.append({"analyse": analyse})
+    conditions = [_condition(limit, min_samples) for limit in limits]
+    values = {"schema": SCHEMA, "target": {"rule": rule}, "steps": steps, "conditions": conditions}
+    try:
+        parse_rollout(values)
+    except DocumentError as error:
+        die(str(error))
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _condition(limit: str, min_samples: int) -> dict[str, Any]:
+    metric, _, number = limit.partition("=")
+    return {"metric": metric, "at_most": _number(number), "min_samples": min_samples}
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        die(f"{text!r} is not a number")
+
+
+def _print_status(item: dict[str, Any]) -> None:
+    spec = parse_rollout(item["text"])
+    console.print(
+        f"rollout {item['rollout_id']} of rule {item['rule']}: [bold]{item['phase']}[/bold] at {item['percent']:g} %",
+        highlight=False,
+    )
+    console.print(item["why"], highlight=False, markup=False, soft_wrap=True)
+    _print_steps(spec, item)
+    _print_results(item)
+    for event in item["events"]:
+        _print_event(event)
+
+
+def _print_steps(spec: RolloutSpec, item: dict[str, Any]) -> None:
+    for index, step in enumerate(spec.steps):
+        mark = "→" if index == item["step_index"] else "✓" if index < item["step_index"] else " "
+        measured = ""
+        if mark == "→" and item["num_canary"] is not None:
+            measured = f" ({item['num_canary']} canary, {item['num_control']} control so far)"
+        console.print(f"  {mark} {_said(step)}{measured}", highlight=False, markup=False)
+
+
+def _said(step: Step) -> str:
+    if step.set_percent is not None:
+        return f"{step.set_percent:g} %"
+    if step.pause is not None:
+        return "pause until resumed" if step.pause.seconds is None else f"pause {step.pause.seconds:g} s"
+    assert step.analyse is not None
+    return f"analyse {step.analyse.window_s:g} s"
+
+
+def _print_results(item: dict[str, Any]) -> None:
+    if not item["results"]:
+        return
+    table = Table("metric", "verdict", "canary", "control", "what was found", title=f"last look: {item['verdict']}")
+    for result in item["results"]:
+        counts = str(result["num_canary"]), str(result["num_control"])
+        table.add_row(result["metric"], result["verdict"], *counts, result["reason"])
+    console.print(table)
+
+
+def _print_event(event: dict[str, Any]) -> None:
+    where = f"{event['phase']}, step {event['step_index'] + 1}, {event['percent']:g} %"
+    console.print(f"{_when(event['at'])}  {where}: {event['reason']}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -14,11 +14,11 @@ from load_tests.timed_streams import connected
 
 pytestmark = pytest.mark.integration
 
-KV_BLOCKS = 8  # of 16 tokens; a sequence needs up to 5
+KV_BLOCKS = 6  # of 16 tokens; a sequence needs up to 5
 
 
 async def test_short_kv_preempts_and_changes_no_token(demo_model_dir: Path) -> None:
-    arms = await preemption.measure(preemption.Workload(8, 8, 30, 40), KV_BLOCKS, Progress(disable=True))
+    arms = await preemption.measure(preemption.Workload(8, 8, 24, 48), KV_BLOCKS, Progress(disable=True))
     assert [(arm.speculation, arm.differing) for arm in arms] == 2 * [(False, 0), (True, 0)]
     assert len({arm.tokens for arm in arms}) == 1
     assert [arm.free_blocks for arm in arms] == [arm.kv_blocks for arm in arms]

@@ -169,7 +169,8 @@ class ControlStore:
             if snapshot is not None:
                 return snapshot
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(written.wait(), self._poll_interval_s)
+                async with asyncio.timeout(self._poll_interval_s):  # wait_for of Python 3.11 may swallow a cancellation
+                    await written.wait()
 
     async def _changed(self, kind: Kind, after_version: int) -> Snapshot | None:
         try:

@@ -27,6 +27,7 @@ from cluster.messages import ErrorKind, RequestError
 from cluster.transport.control_backend import Acknowledgement, ControlStatus
 
 WATCH_S = 30.0  # one wait for a new version
+CANCEL_AGAIN_S = 0.5  # a database's client may swallow a cancellation
 RequestListener = Callable[[Sequence[FinishedRequest]], None]
 
 
@@ -52,9 +53,10 @@ class ControlService:
         self._tasks.append(asyncio.create_task(self.rollouts.run(), name="control-rollouts"))
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while running := [task for task in self._tasks if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
         await self._store.close()
 
     # --- ControlBackend ----------------------------------------------------------------------------------------------

@@ -11,12 +11,11 @@ import pytest
 
 from cluster.control.document import parse_document
 from cluster.control.rollout import RolloutCommand
-from cluster.control.store import Change, Kind, Restore, Snapshot
+from cluster.control.store import Change, Kind, Restore
 from cluster.control.switch import SpeculationSwitch
 from cluster.messages import ErrorKind, RequestError
-from cluster.router.control_link import ControlLink
 from cluster.transport.control_client import ControlClient, RouterEnd
-from tests.control_server import TOKEN, ControlServer, control_server
+from tests.control_server import ACCESS_TEXT, TOKEN, ControlServer, Follower, control_server, policy
 
 pytestmark = pytest.mark.contract
 
@@ -34,15 +33,11 @@ async def client(server: ControlServer) -> AsyncIterator[ControlClient]:
     await client.close()
 
 
-def policy(salt: str) -> str:
-    return f"schema: paceline.policy/v1\nsalt: {salt}\n"
-
-
 def change(salt: str) -> Change:
     return Change(policy(salt), "ann", "because")
 
 
-ACCESS = Change("schema: paceline.access/v1\n", "ann", "")
+ACCESS = Change(ACCESS_TEXT, "ann", "")
 BAD = Change(policy("s") + "rules: [{id: r, action: allow, percent: 101}]\n", "ann", "")
 
 
@@ -170,32 +165,6 @@ async def test_a_switch_that_cannot_work_says_why(client: ControlClient) -> None
 
 
 # --- routers ---------------------------------------------------------------------------------------------------------
-
-
-class Follower:
-    """A router as far as documents go: what it has put in force, and a way to wait for the next."""
-
-    def __init__(self, server: ControlServer | None = None) -> None:
-        self.address = None if server is None else server.address
-        self.texts: list[str] = []
-        self._arrived = asyncio.Event()
-        self.link = ControlLink("router-1", self._discover, dict.fromkeys(Kind, self._apply), TOKEN)
-
-    async def _discover(self) -> str | None:
-        return self.address
-
-    def _apply(self, snapshot: Snapshot) -> None:
-        if "unknown" in snapshot.text:
-            raise ValueError("schema: newer than this router")
-        self.texts.append(snapshot.text)
-        self._arrived.set()
-
-    async def arrives(self, salt: str) -> None:
-        text = policy(salt) if salt else ACCESS.text
-        async with asyncio.timeout(30):
-            while text not in self.texts:
-                self._arrived.clear()
-                await self._arrived.wait()
 
 
 async def state_of(server: ControlServer, condition) -> None:  # type: ignore[no-untyped-def]

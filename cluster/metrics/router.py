@@ -85,6 +85,10 @@ class RouterMetrics:
         self._last_proposal = Gauge(
             "paceline_last_proposal_timestamp_seconds", "Unix time of the last of them", ["model"], registry=registry
         )
+        # paceline_last_proposal_timestamp_seconds <= it, once speculation is off for everyone
+        self._policy_applied = Gauge(
+            "paceline_policy_applied_timestamp_seconds", "Unix time of putting it in force", registry=registry
+        )
         # sum by (cause) (rate(paceline_resumes_total[5m]))
         self._resumes = count("resumes", "Requests moved to another target replica", "model", "cause")
 
@@ -145,3 +149,4 @@ class RouterMetrics:
 
     def policy_applied(self, event: PolicyApplied) -> None:
         self._policy_version.set(event.version)
+        self._policy_applied.set_to_current_time()

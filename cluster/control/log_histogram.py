@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from operator import add
 from typing import Final
 
 LOWEST: Final = 1e-4  # shorter times count as this one
@@ -36,10 +37,9 @@ class LogHistogram:
 
     def merge(self, other: LogHistogram) -> None:
         """Count everything that `other` has counted."""
-        self._make_room()
-        for bucket, count in enumerate(other._counts):
-            if count:
-                self._counts[bucket] += count
+        if not other.total:
+            return
+        self._counts = array("I", map(add, self._counts, other._counts)) if self.total else array("I", other._counts)
         self.total += other.total
 
     def quantile(self, share: float) -> float | None:

@@ -183,6 +183,7 @@ async def test_a_good_canary_goes_all_the_way(world: World, control: Control) ->
     ended = await view(control, rollout_id)
     assert (ended.phase, ended.percent, await world.percent()) == (Phase.SUCCESSFUL, 100.0, 100.0)
     assert [event.percent for event in ended.events] == [0.0, 10.0, 50.0, 50.0, 100.0, 100.0]
+    assert ended.events[2].reason == "50 %: every metric is within its limit"
     policy = parse_document((await control.store.current(Kind.POLICY)).text)  # type: ignore[union-attr]
     assert policy.rules[0].percent == 30.0, "nothing else in the policy has changed"
     authors = {info.author for info in await control.store.history(Kind.POLICY)}

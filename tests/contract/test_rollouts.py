@@ -251,6 +251,17 @@ async def test_a_match_gets_a_rule_of_its_own(world: World, control: Control) ->
     assert document.rules[0].percent == 0.0
 
 
+async def test_a_rule_for_which_the_policy_has_no_room_is_refused_before_anything_is_kept(
+    world: World, control: Control
+) -> None:
+    rules = [f"- {{id: r{number}, action: deny, match: {{tenants: [t]}}}}" for number in range(1000)]
+    await world.apply(control, "schema: paceline.policy/v1\nrules:\n" + "\n".join(rules))
+    with pytest.raises(RequestError, match="rules") as failure:
+        await started(control, SPEC.replace("{rule: fast}", "{match: {tenants: [globex]}}"))
+    assert failure.value.kind is ErrorKind.INVALID
+    assert await control.rollouts.list(10) == ()
+
+
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 

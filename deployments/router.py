@@ -131,6 +131,9 @@ class RouterReplica:
     ) -> Message:
         return await answer(self._control.control_rollout, request, grpc_context)
 
+    async def GetReport(self, request: control_pb.GetReportRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await answer(self._control.get_report, request, grpc_context)
+
     async def Watch(
         self, request: control_pb.WatchRequest, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[control_pb.Document]:

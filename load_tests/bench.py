@@ -107,7 +107,7 @@ def bench_config(max_draft_tokens: int, dtype: DType) -> ClusterConfig:
         speculation=SpeculationConfig(
             max_draft_tokens=max_draft_tokens, draft_length=DraftLengthMode.FIXED, hold=HoldMode.DEADLINE
         ),
-        router=RouterConfig(http_port=_free_port(), grpc_port=_free_port()),
+        router=RouterConfig(http_port=free_port(), grpc_port=free_port()),
     )
 
 
@@ -284,7 +284,8 @@ def _table(report: Report) -> Table:
     return table
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

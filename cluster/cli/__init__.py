@@ -6,7 +6,7 @@ import logging
 
 import typer
 
-from cluster.cli import access, bench, chat, generate, models, policy, rollout, serve, speculation, status
+from cluster.cli import access, bench, chat, generate, models, policy, report, rollout, serve, speculation, status
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -22,6 +22,7 @@ app.command()(serve.serve)
 app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(status.status)
+app.command()(report.report)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
 app.add_typer(models.models_app, name="models")
 app.add_typer(policy.policy_app, name="policy")

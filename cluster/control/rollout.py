@@ -144,7 +144,7 @@ def _advance_once(spec: RolloutSpec, state: RolloutState, measurement: Measureme
     if step.analyse is not None:
         return _analyse(spec, state, step.analyse, measurement, now)
     percent = state.percent if step.set_percent is None else step.set_percent
-    return _with_percent(_next_step(state, now, f"{percent:g} %"), percent)
+    return _with_percent(_next_step(state, now, f"{percent:g} %: {state.reason}"), percent)
 
 
 def _pause(state: RolloutState, pause: Pause, now: float) -> RolloutState:

@@ -19,7 +19,7 @@ from cluster.control.document import DocumentError, RuleAction, parse_document
 from cluster.control.finished_request import FinishedRequest
 from cluster.control.rollout import RolloutCommand, RolloutState
 from cluster.control.rollout_entry import MAX_SPEC_BYTES, RolloutEntry, RolloutView, moved, view_of
-from cluster.control.rollout_rule import AppliedRule, RuleEditedError, applied_rule, edit_of, find_rule
+from cluster.control.rollout_rule import AppliedRule, RuleEditedError, applied_rule, edit_of, find_rule, with_percent
 from cluster.control.rollout_spec import RolloutSpec, parse_rollout
 from cluster.control.store import (
     AuditEntry,
@@ -107,7 +107,7 @@ class Rollouts:
             others = [other for other, run in runs.items() if run.entry.rule == rule]
             if others:
                 raise RequestError(ErrorKind.CONFLICT, f"rollout {others[0]} of rule {rule} is not finished")
-            applied = None if spec.target.rule is None else await self._target(rule)
+            applied = await self._target(spec, rule)
             entry = RolloutEntry(rollout_id, rule, spec_text, author, reason, now, rollout.start(now), applied)
             run = RolloutRun(entry, 0)
             await self._keep(run, moved(entry, entry.state, now))
@@ -116,10 +116,17 @@ class Rollouts:
             await self._go_on(run)
             return run.view(self._clock())
 
-    async def _target(self, rule_id: str) -> AppliedRule:
-        """The rule as it stands. Raises RequestError unless it is there and has a percentage."""
+    async def _target(self, spec: RolloutSpec, rule_id: str) -> AppliedRule | None:
+        """The rule as it stands; None if it is to be made, for which there is room.
+
+        Raises RequestError unless it is there and has a percentage, DocumentError if the policy is full.
+        """
         snapshot = await self._policy.standing()
         document = None if snapshot is None else parse_document(snapshot.text)
+        if spec.target.match is not None:
+            if document is not None:
+                with_percent(document, spec, rule_id, None, 0.0)
+            return None
         rule = None if document is None else find_rule(document, rule_id)
         if snapshot is None or document is None or rule is None or rule.action is RuleAction.DENY:
             message = f"target.rule: the policy in force has no allow rule {rule_id!r}"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from cluster.control.breakdown import Breakdown
 from cluster.control.control_store import ControlStore
 from cluster.control.document import DocumentError, PolicyDocument
 from cluster.control.finished_request import FinishedRequest
+from cluster.control.report import Report, report
+from cluster.control.report_query import ReportQuery
 from cluster.control.store import (
     Change,
     Kind,
@@ -43,9 +46,10 @@ class ControlService:
         self._board = Board()
         self._routers = Routers()
         self._policy = PolicyDesk(store, self._board, default_policy, clock)
+        self._breakdown = Breakdown(clock)
         self._tasks: list[asyncio.Task[None]] = []
         self.rollouts = Rollouts(store, self._policy, self._routers.has_any, clock)
-        self.listeners: list[RequestListener] = [self.rollouts.take]  # each hears of all finished requests
+        self.listeners: list[RequestListener] = [self.rollouts.take, self._breakdown.add]  # all finished requests
 
     async def start(self) -> None:
         """Follow the store from now on, whether or not it answers yet."""
@@ -98,6 +102,9 @@ class ControlService:
     async def status(self) -> ControlStatus:
         policy, access = self._board.version(Kind.POLICY), self._board.version(Kind.ACCESS)
         return ControlStatus(policy, access, self._routers.states(), await self._store_error())
+
+    async def report(self, query: ReportQuery) -> Report:
+        return report(self._breakdown, query.window, query.by)
 
     def watch(self, kind: Kind, after_version: int = 0) -> AsyncGenerator[Snapshot, None]:
         return self._board.follow({kind: after_version})

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cluster.control.top_names import TopNames
 from cluster.messages import PolicyStamp
+from cluster.metrics.breakdown import BreakdownMetrics
 from cluster.metrics.buckets import LATENCY_S, REQUEST_S, STEP_S
 from cluster.metrics.labels import RequestNames
 from cluster.router.observer import (
@@ -22,6 +23,7 @@ from cluster.router.observer import (
     RoundFinished,
     TokensDelivered,
 )
+from cluster.router.request_feed import finished_request
 
 MAX_RULES: Final = 50
 MAX_VARIANTS: Final = 20
@@ -35,6 +37,7 @@ class RouterMetrics:
         self._names = RequestNames()
         self._rules = TopNames(MAX_RULES)
         self._variants = TopNames(MAX_VARIANTS)
+        self._breakdown = BreakdownMetrics(registry)
 
         def seconds(name: str, text: str, buckets: tuple[float, ...] = LATENCY_S) -> Histogram:
             return Histogram(f"paceline_{name}_seconds", text, _REQUEST_LABELS, registry=registry, buckets=buckets)
@@ -85,6 +88,10 @@ class RouterMetrics:
         self._last_proposal = Gauge(
             "paceline_last_proposal_timestamp_seconds", "Unix time of the last of them", ["model"], registry=registry
         )
+        # paceline_last_proposal_timestamp_seconds <= it, once speculation is off for everyone
+        self._policy_applied = Gauge(
+            "paceline_policy_applied_timestamp_seconds", "Unix time of putting it in force", registry=registry
+        )
         # sum by (cause) (rate(paceline_resumes_total[5m]))
         self._resumes = count("resumes", "Requests moved to another target replica", "model", "cause")
 
@@ -112,6 +119,8 @@ class RouterMetrics:
             self._tpot.labels(*names).observe(event.tpot_s)
         if event.stats.policy is not None:
             self._count_decision(event.labels.model, event.stats.policy)
+
+        self._breakdown.request_finished(finished_request(event, now=0.0))  # when does not matter here
 
     def _count_decision(self, model: str, policy: PolicyStamp) -> None:
         rule = "none" if policy.rule is None else self._rules.see(policy.rule)
@@ -145,3 +154,4 @@ class RouterMetrics:
 
     def policy_applied(self, event: PolicyApplied) -> None:
         self._policy_version.set(event.version)
+        self._policy_applied.set_to_current_time()

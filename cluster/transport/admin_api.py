@@ -12,6 +12,8 @@ from fastapi.responses import Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
+from cluster.control.report import Report
+from cluster.control.report_query import parse_query
 from cluster.control.store import MAX_PAGE, Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
 from cluster.messages import ErrorKind, RequestError
@@ -103,6 +105,15 @@ def _routes(authorised: Any) -> APIRouter:
     async def switch_speculation(body: SwitchBody, control: ControlBackend = authorised) -> DocumentAnswer:
         """Turn speculation on or off, for running streams too."""
         return _answer(await control.switch_speculation(body.switch(), body.author, body.reason))
+
+    @routes.get("/report")
+    async def get_report(
+        window: Annotated[str, Query(description="1m, 10m, 1h")] = "10m",
+        by: Annotated[str, Query(max_length=256, description="Dimensions, separated by commas")] = "model,variant",
+        control: ControlBackend = authorised,
+    ) -> Report:
+        """What the finished requests of a window were like, and why speculation does not pay where it does not."""
+        return await control.report(parse_query(window, by.split(",")))
 
     @routes.get("/{kind}")
     async def get_document(kind: Kind, control: ControlBackend = authorised) -> DocumentAnswer:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from cluster.control.finished_request import FinishedRequest
+from cluster.control.report import Report
+from cluster.control.report_query import ReportQuery
 from cluster.control.rollout import RolloutCommand
 from cluster.control.rollout_entry import RolloutView
 from cluster.control.store import Change, Kind, Restore, Snapshot, VersionInfo
@@ -93,6 +95,10 @@ class ControlBackend(Protocol):
         ...
 
     async def status(self) -> ControlStatus: ...
+
+    async def report(self, query: ReportQuery) -> Report:
+        """What the finished requests of a window were like."""
+        ...
 
     def watch(self, kind: Kind, after_version: int = 0) -> AsyncGenerator[Snapshot, None]:
         """The version in force if it is a later one, then every newer one that is seen; a slow reader skips some."""

@@ -11,9 +11,12 @@ from typing import TypeVar
 import grpc.aio
 
 from cluster.control.finished_request import FinishedRequest
+from cluster.control.report import Report
+from cluster.control.report_query import ReportQuery
 from cluster.control.store import Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
 from cluster.transport import control_codec as codec
+from cluster.transport import report_codec
 from cluster.transport.admin_token import AUTHORIZATION
 from cluster.transport.control_backend import Acknowledgement, ControlStatus
 from cluster.transport.feed_codec import records_to_wire
@@ -91,6 +94,9 @@ class ControlClient:
 
     async def status(self) -> ControlStatus:
         return codec.status_from_wire(await self._call(self._stub.GetStatus, pb.GetStatusRequest()))
+
+    async def report(self, query: ReportQuery) -> Report:
+        return report_codec.report_from_wire(await self._call(self._stub.GetReport, report_codec.query_to_wire(query)))
 
     async def watch(self, kind: Kind, after_version: int = 0) -> AsyncGenerator[Snapshot, None]:
         request = pb.WatchRequest(kind=codec.kind_to_wire(kind), after_version=after_version)

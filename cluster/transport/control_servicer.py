@@ -14,7 +14,7 @@ from cluster.control.finished_request import FinishedRequest
 from cluster.control.store import Change, Restore
 from cluster.messages import ErrorKind, RequestError
 from cluster.transport import control_codec as codec
-from cluster.transport import rollout_servicer
+from cluster.transport import report_codec, rollout_servicer
 from cluster.transport.admin_token import AUTHORIZATION, AdminToken
 from cluster.transport.control_backend import MAX_RECORDS, ControlBackend, RolloutBackend, RouterDesk
 from cluster.transport.feed_codec import record_from_wire
@@ -95,6 +95,11 @@ class ControlServicer:
 
     async def control_rollout(self, request: pb.ControlRolloutRequest, metadata: Metadata) -> pb.Rollout:
         return await rollout_servicer.control(self.rollouts(metadata), request)
+
+    async def get_report(self, request: pb.GetReportRequest, metadata: Metadata) -> pb.GetReportResponse:
+        self._token.check(metadata.get(AUTHORIZATION))
+        report = await self._backend().report(report_codec.query_from_wire(request))
+        return report_codec.report_to_wire(report)
 
     async def watch(self, request: pb.WatchRequest, metadata: Metadata) -> AsyncGenerator[pb.Document, None]:
         self._token.check_if_set(metadata.get(AUTHORIZATION))
@@ -206,6 +211,9 @@ class GrpcControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def ControlRollout(self, request: pb.ControlRolloutRequest, context: Context) -> pb.Rollout:
         return await _answer(self._control.control_rollout, request, context)
+
+    async def GetReport(self, request: pb.GetReportRequest, context: Context) -> pb.GetReportResponse:
+        return await _answer(self._control.get_report, request, context)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Document]:
         documents = self._control.watch(request, call_metadata(context))

@@ -151,5 +151,6 @@ async def test_the_api_is_described(admin: httpx2.AsyncClient) -> None:
         "/{kind}/versions",
         "/{kind}/versions/{version}",
         "/{kind}/rollback",
+        "/report",
     }
     assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"

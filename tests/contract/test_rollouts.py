@@ -183,6 +183,7 @@ async def test_a_good_canary_goes_all_the_way(world: World, control: Control) ->
     ended = await view(control, rollout_id)
     assert (ended.phase, ended.percent, await world.percent()) == (Phase.SUCCESSFUL, 100.0, 100.0)
     assert [event.percent for event in ended.events] == [0.0, 10.0, 50.0, 50.0, 100.0, 100.0]
+    assert ended.events[2].reason == "50 %: every metric is within its limit"
     policy = parse_document((await control.store.current(Kind.POLICY)).text)  # type: ignore[union-attr]
     assert policy.rules[0].percent == 30.0, "nothing else in the policy has changed"
     authors = {info.author for info in await control.store.history(Kind.POLICY)}
@@ -248,6 +249,17 @@ async def test_a_match_gets_a_rule_of_its_own(world: World, control: Control) ->
     await control.rollouts.command(rollout_id, RolloutCommand.ABORT, "ann", "")
     document = parse_document((await control.store.current(Kind.POLICY)).text)  # type: ignore[union-attr]
     assert document.rules[0].percent == 0.0
+
+
+async def test_a_rule_for_which_the_policy_has_no_room_is_refused_before_anything_is_kept(
+    world: World, control: Control
+) -> None:
+    rules = [f"- {{id: r{number}, action: deny, match: {{tenants: [t]}}}}" for number in range(1000)]
+    await world.apply(control, "schema: paceline.policy/v1\nrules:\n" + "\n".join(rules))
+    with pytest.raises(RequestError, match="rules") as failure:
+        await started(control, SPEC.replace("{rule: fast}", "{match: {tenants: [globex]}}"))
+    assert failure.value.kind is ErrorKind.INVALID
+    assert await control.rollouts.list(10) == ()
 
 
 # --- by hand ---------------------------------------------------------------------------------------------------------

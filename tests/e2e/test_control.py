@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +120,20 @@ async def test_the_control_service_answers_over_the_public_grpc_port(cluster: Cl
             await stub.GetStatus(control_pb2.GetStatusRequest(), timeout=30)
         assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
     cluster.command("speculation", "on", "--tenant", "globex")
+
+
+async def test_finished_requests_are_reported(client: AsyncOpenAI, cluster: Cluster) -> None:
+    await ask(client, extra_headers={"x-paceline-tenant": "reported"})
+
+    def rows() -> list[dict[str, Any]]:
+        report = json.loads(cluster.command("report", "--by", "tenant,drafter", "--window", "1h", "--json"))
+        return [row for row in report["rows"] if row["values"][0] == "reported"]
+
+    wait_until(lambda: rows() != [], 30, "the request's arrival in the report")
+    (row,) = rows()
+    assert (row["requests"], row["error_rate"]) == (1, 0.0)
+    assert row["acceptance_length"] >= 1
+    assert "reported" in cluster.command("report", "--by", "tenant")
 
 
 def test_a_bad_document_is_refused_with_the_path_and_the_last_one_stays(cluster: Cluster, tmp_path: Any) -> None:

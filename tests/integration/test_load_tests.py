@@ -9,7 +9,7 @@ import pytest
 from rich.progress import Progress
 
 from cluster.config import DType
-from load_tests import fairness, long_prompt, preemption
+from load_tests import fairness, long_prompt, off_is_free, preemption
 from load_tests.timed_streams import connected
 
 pytestmark = pytest.mark.integration
@@ -40,3 +40,9 @@ async def test_a_quiet_tenant_is_served_beside_a_loud_one(demo_model_dir: Path) 
     assert 0 < pair.alone_p50_ms <= pair.alone_p95_ms
     assert pair.loud_requests > 0
     assert set(fairness.ratios([pair])) == {"P95 TTFT beside / alone", "median TTFT beside / alone"}
+
+
+async def test_speculation_that_is_off_is_timed_beside_a_system_without(demo_model_dir: Path) -> None:
+    turns = await off_is_free.run_all(DType.BFLOAT16, prompts=1, repeats=1, streams=2, max_tokens=4)
+    assert [set(turn.tpot_ms) for turn in turns] == [{"without", "without, again", "off", "on"}]
+    assert all(spread.median > 0 for spread in off_is_free.ratios(turns).values())

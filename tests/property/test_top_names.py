@@ -50,6 +50,12 @@ def test_strangers_take_the_first_half_of_the_places_only() -> None:
     assert sum(names(f"stranger-{number}") != OTHER for number in range(10_000)) == 10
 
 
+def test_others_requests_do_not_count_for_a_name() -> None:
+    names = flooded(20, 4_000)
+    for _ in range(60):  # 1.5 % of all, and half of 1/20 is 2.5 %
+        assert names.see("late") == OTHER
+
+
 def test_nobody_is_turned_away_while_there_are_places_for_first_comers() -> None:
     names = TopNames(6)
     assert [names.see(name) for name in "abcabcd"] == ["a", "b", "c", "a", "b", "c", OTHER]

@@ -103,6 +103,7 @@ def test_decisions_are_counted_by_rule_variant_and_reason_within_bounds() -> Non
     assert sum(counts.values()) == len(stamps)
     assert len(counts) <= MAX_RULES + 2
     assert registry.get_sample_value("paceline_policy_version") == 3
+    assert (registry.get_sample_value("paceline_policy_applied_timestamp_seconds") or 0) > time.time() - 60
 
 
 def test_a_rounds_overhead_is_what_the_draft_did_not_spend() -> None:

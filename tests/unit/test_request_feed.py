@@ -8,6 +8,7 @@ import pytest
 
 from cluster.control.cohort import Cohort, RequestRecord
 from cluster.control.finished_request import FinishedRequest, FollowedPolicy, Outcome, RequestTimes, cohort_record
+from cluster.control.log_histogram import RELATIVE_ERROR
 from cluster.core.speculation import FallbackCause
 from cluster.messages import Commit, Drafter, GenerationStats, PolicyStamp
 from cluster.router.observer import RequestFinished, RequestLabels
@@ -46,8 +47,8 @@ def test_intervals_are_those_of_the_request_itself() -> None:
     for interval_s in [0.01] * 96 + [0.5] * 4:
         meter.note_interval(interval_s)
     reading = meter.read()
-    assert reading.itl_p95_s == pytest.approx(0.01, rel=0.01)
-    assert reading.itl_p99_s == pytest.approx(0.5, rel=0.01)
+    assert reading.itl_p95_s == pytest.approx(0.01, rel=RELATIVE_ERROR)
+    assert reading.itl_p99_s == pytest.approx(0.5, rel=RELATIVE_ERROR)
 
 
 def test_a_request_that_changes_its_cohort_is_mixed_for_good() -> None:

@@ -13,7 +13,7 @@ from cluster.config import SpeculationConfig
 from cluster.control.document import DocumentError
 from cluster.core.speculation import FallbackCause
 from cluster.messages import Committed, DraftBlock, Drafter, Open, PolicyStamp, SetDraftLimit, TokenDelta
-from cluster.router.observer import FellBack, PolicyApplied, RequestFinished
+from cluster.router.observer import FellBack, PolicyApplied, ProposalForwarded, RequestFinished
 from cluster.router.replica_set import Pool
 from cluster.router.request_log import REQUEST_LOGGER
 from tests.policies import default_only, default_settings, policy
@@ -140,6 +140,10 @@ async def test_a_target_that_waits_for_a_block_is_told_that_none_will_come() -> 
         cluster.use(OFF)
         assert [type(command) for command in told] == [SetDraftLimit, DraftBlock]
         assert told[1].token_ids == ()
+        forwarded = cluster.observer.of(ProposalForwarded)
+        assert [event.num_draft_tokens for event in forwarded] == [
+            len(block.token_ids) for block in proposals(to_target)
+        ]
         draft.is_hung = False  # to close its session
         await finish(cluster, [stream])
 

@@ -254,6 +254,88 @@ class RolloutEvent(_message.Message):
     reason: str
     def __init__(self, at: _Optional[float] = ..., phase: _Optional[str] = ..., step_index: _Optional[int] = ..., percent: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class GetReportRequest(_message.Message):
+    __slots__ = ("window", "by")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    window: str
+    by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, window: _Optional[str] = ..., by: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetReportResponse(_message.Message):
+    __slots__ = ("window", "started_at", "ended_at", "by", "requests", "rows", "comparisons", "left_out")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COMPARISONS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    window: str
+    started_at: float
+    ended_at: float
+    by: _containers.RepeatedScalarFieldContainer[str]
+    requests: int
+    rows: _containers.RepeatedCompositeFieldContainer[ReportRow]
+    comparisons: _containers.RepeatedCompositeFieldContainer[ReportComparison]
+    left_out: int
+    def __init__(self, window: _Optional[str] = ..., started_at: _Optional[float] = ..., ended_at: _Optional[float] = ..., by: _Optional[_Iterable[str]] = ..., requests: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[ReportRow, _Mapping]]] = ..., comparisons: _Optional[_Iterable[_Union[ReportComparison, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
+
+class ReportRow(_message.Message):
+    __slots__ = ("values", "requests", "error_rate", "fallback_rate", "ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "itl_p95_s", "itl_p99_s", "acceptance_length", "accepted_per_position", "break_even", "explanation")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_RATE_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_RATE_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P50_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P95_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_P50_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_P95_S_FIELD_NUMBER: _ClassVar[int]
+    ITL_P95_S_FIELD_NUMBER: _ClassVar[int]
+    ITL_P99_S_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    BREAK_EVEN_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    requests: int
+    error_rate: float
+    fallback_rate: float
+    ttft_p50_s: float
+    ttft_p95_s: float
+    tpot_p50_s: float
+    tpot_p95_s: float
+    itl_p95_s: float
+    itl_p99_s: float
+    acceptance_length: float
+    accepted_per_position: _containers.RepeatedScalarFieldContainer[float]
+    break_even: float
+    explanation: str
+    def __init__(self, values: _Optional[_Iterable[str]] = ..., requests: _Optional[int] = ..., error_rate: _Optional[float] = ..., fallback_rate: _Optional[float] = ..., ttft_p50_s: _Optional[float] = ..., ttft_p95_s: _Optional[float] = ..., tpot_p50_s: _Optional[float] = ..., tpot_p95_s: _Optional[float] = ..., itl_p95_s: _Optional[float] = ..., itl_p99_s: _Optional[float] = ..., acceptance_length: _Optional[float] = ..., accepted_per_position: _Optional[_Iterable[float]] = ..., break_even: _Optional[float] = ..., explanation: _Optional[str] = ...) -> None: ...
+
+class ReportComparison(_message.Message):
+    __slots__ = ("values", "variant", "ttft_p50", "ttft_p95", "tpot_p50", "tpot_p95", "itl_p95", "itl_p99", "acceptance_length")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P50_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P95_FIELD_NUMBER: _ClassVar[int]
+    TPOT_P50_FIELD_NUMBER: _ClassVar[int]
+    TPOT_P95_FIELD_NUMBER: _ClassVar[int]
+    ITL_P95_FIELD_NUMBER: _ClassVar[int]
+    ITL_P99_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    variant: str
+    ttft_p50: float
+    ttft_p95: float
+    tpot_p50: float
+    tpot_p95: float
+    itl_p95: float
+    itl_p99: float
+    acceptance_length: float
+    def __init__(self, values: _Optional[_Iterable[str]] = ..., variant: _Optional[str] = ..., ttft_p50: _Optional[float] = ..., ttft_p95: _Optional[float] = ..., tpot_p50: _Optional[float] = ..., tpot_p95: _Optional[float] = ..., itl_p95: _Optional[float] = ..., itl_p99: _Optional[float] = ..., acceptance_length: _Optional[float] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("kind", "after_version")
     KIND_FIELD_NUMBER: _ClassVar[int]

@@ -85,6 +85,11 @@ class ControlServiceStub:
                 request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.ControlRolloutRequest.SerializeToString,
                 response_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.FromString,
                 _registered_method=True)
+        self.GetReport = channel.unary_unary(
+                '/paceline.v1.ControlService/GetReport',
+                request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetReportRequest.SerializeToString,
+                response_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetReportResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/paceline.v1.ControlService/Watch',
                 request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
@@ -170,6 +175,13 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetReport(self, request, context):
+        """What finished requests of a window were like, broken down. In memory: empty after a restart of control.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """The document in force, then every later one. Starts after `after_version`.
         """
@@ -236,6 +248,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ControlRollout,
                     request_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.ControlRolloutRequest.FromString,
                     response_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.SerializeToString,
+            ),
+            'GetReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReport,
+                    request_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetReportRequest.FromString,
+                    response_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetReportResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -519,6 +536,33 @@ class ControlService:
             '/paceline.v1.ControlService/ControlRollout',
             protos_dot_paceline_dot_v1_dot_control__pb2.ControlRolloutRequest.SerializeToString,
             protos_dot_paceline_dot_v1_dot_control__pb2.Rollout.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.ControlService/GetReport',
+            protos_dot_paceline_dot_v1_dot_control__pb2.GetReportRequest.SerializeToString,
+            protos_dot_paceline_dot_v1_dot_control__pb2.GetReportResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 import yaml
 
 from load_tests.poisoned import MODEL, NGRAM, POISONED, POLICY, PROMPT, QUIET, poisoned_config, rollout_of
+from protos.paceline.v1 import control_pb2, control_pb2_grpc
 from tests.e2e.cluster import Cluster, serving, wait_until
 from tests.e2e.test_control import AUTHORIZED, every_router_runs_what_is_in_force
 
@@ -116,3 +118,8 @@ def test_without_enough_requests_it_holds(cluster: Cluster, tmp_path: Path) -> N
     assert (held["step_index"], percent(cluster, QUIET)) == (1, 50.0)
     assert "aborted at 0 %" in cluster.command("rollout", "abort", rollout_id, "--reason", "no traffic")
     assert percent(cluster, QUIET) == 0.0
+    with grpc.insecure_channel(cluster.grpc_address) as channel:
+        stub = control_pb2_grpc.ControlServiceStub(channel)
+        request = control_pb2.GetRolloutRequest(rollout_id=rollout_id)
+        told = stub.GetRollout(request, metadata=tuple(AUTHORIZED.items()), timeout=30)
+        assert (told.phase, told.events[-1].percent) == ("aborted", 0.0)

@@ -2,10 +2,11 @@
 
     python -m load_tests.off_is_free [--prompts 8] [--repeats 5] [--streams 1] [--max-tokens 64]
 
-Three systems in this process take turns, prompt by prompt, in an order that rotates: `without` has no draft pool and
-its speculation is disabled, `off` is the whole system with the kill switch on, `on` is the same with it off. `without`
-runs twice in each turn: the ratio of its two runs is the noise that the other ratios are to be read against. Median
-ratios have 95 % confidence intervals from order statistics, which assume nothing of the noise but that turns are alike.
+Four systems in this process take turns, prompt by prompt, in an order that rotates: `without` has no draft pool and its
+speculation is disabled, `without, again` is a second system built like it, `off` is the whole system with the kill
+switch on, `on` is the same with it off. Two systems built alike differ by more than one differs from itself (where its
+memory lies, say), so the ratio of the first two is what the others are to be read against. Median ratios have 95 %
+confidence intervals from order statistics: of the turns of these systems, not of systems.
 """
 
 from __future__ import annotations
@@ -74,12 +75,15 @@ async def all_arms(dtype: DType) -> AsyncIterator[dict[str, Arm]]:
     """Every arm, ready."""
     async with AsyncExitStack() as stack:
         without = await stack.enter_async_context(system(dtype, with_speculation=False))
+        again = await stack.enter_async_context(system(dtype, with_speculation=False))
         off = await stack.enter_async_context(system(dtype, with_speculation=True))
         on = await stack.enter_async_context(system(dtype, with_speculation=True))
         off.router.apply_policy(KILL, 1)
-        plain = Arm(LocalClient(without.router), speculate=False)
+        plain = {
+            name: Arm(LocalClient(one.router), speculate=False) for name, one in ((WITHOUT, without), (AGAIN, again))
+        }
         speculating = {name: Arm(LocalClient(one.router), speculate=True) for name, one in ((OFF, off), (ON, on))}
-        yield {WITHOUT: plain, AGAIN: plain, **speculating}
+        yield plain | speculating
 
 
 async def tpot_ms(arm: Arm, prompts: list[tuple[int, ...]], max_tokens: int) -> float:

@@ -2,9 +2,11 @@
 
     python -m load_tests.off_is_free [--prompts 8] [--repeats 5] [--streams 1] [--max-tokens 64]
 
-Three systems in this process take turns, prompt by prompt, in an order that rotates: `without` has no draft pool and
-its speculation is disabled, `off` is the whole system with the kill switch on, `on` is the same with it off. `without`
-runs twice in each turn: the ratio of its two runs is the noise that the other ratios are to be read against.
+Four systems in this process take turns, prompt by prompt, in an order that rotates: `without` has no draft pool and its
+speculation is disabled, `without, again` is a second system built like it, `off` is the whole system with the kill
+switch on, `on` is the same with it off. Two systems built alike differ by more than one differs from itself (where its
+memory lies, say), so the ratio of the first two is what the others are to be read against. Median ratios have 95 %
+confidence intervals from order statistics: of the turns of these systems, not of systems.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from cluster.config import ClusterConfig, DType, ModelConfig, PoolConfig, SpeculationConfig
+from cluster.control.intervals import Interval, quantile_interval
 from cluster.router.local import LocalSystem, load_local_model
 from load_tests.bench import Spread
 from load_tests.machine import machine_facts
@@ -72,12 +75,15 @@ async def all_arms(dtype: DType) -> AsyncIterator[dict[str, Arm]]:
     """Every arm, ready."""
     async with AsyncExitStack() as stack:
         without = await stack.enter_async_context(system(dtype, with_speculation=False))
+        again = await stack.enter_async_context(system(dtype, with_speculation=False))
         off = await stack.enter_async_context(system(dtype, with_speculation=True))
         on = await stack.enter_async_context(system(dtype, with_speculation=True))
         off.router.apply_policy(KILL, 1)
-        plain = Arm(LocalClient(without.router), speculate=False)
+        plain = {
+            name: Arm(LocalClient(one.router), speculate=False) for name, one in ((WITHOUT, without), (AGAIN, again))
+        }
         speculating = {name: Arm(LocalClient(one.router), speculate=True) for name, one in ((OFF, off), (ON, on))}
-        yield {WITHOUT: plain, AGAIN: plain, **speculating}
+        yield plain | speculating
 
 
 async def tpot_ms(arm: Arm, prompts: list[tuple[int, ...]], max_tokens: int) -> float:
@@ -115,6 +121,11 @@ def ratios(turns: list[Turn]) -> dict[str, Spread]:
     return {arm: Spread.of([turn.ratio(arm) for turn in turns]) for arm in (AGAIN, OFF, ON)}
 
 
+def median_bounds(turns: list[Turn], arm: str) -> Interval:
+    """The median ratio, with bounds that hold in 95 % of cases; infinite with fewer than six turns."""
+    return quantile_interval([turn.ratio(arm) for turn in turns], 0.5, 0.025)
+
+
 def main(
     prompts: Annotated[int, typer.Option(min=1)] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Turns per prompt.")] = 5,
@@ -130,10 +141,12 @@ def main(
     console.print(f"{before}; {dtype}", soft_wrap=True)
     times = {arm: Spread.of([turn.tpot_ms[arm] for turn in turns]) for arm in (WITHOUT, AGAIN, OFF, ON)}
     title = f"{len(turns)} turns, {streams} streams × {max_tokens} tokens: median [P10, P90]"
-    table = Table("arm", "TPOT in ms", "TPOT / without", title=title)
+    table = Table("arm", "TPOT in ms", "TPOT / without", "its median, 95 %", title=title)
     found = ratios(turns)
     for arm, spread in times.items():
-        table.add_row(arm, str(spread), str(found[arm]) if arm in found else "")
+        bounds = median_bounds(turns, arm)
+        shown = (str(found[arm]), f"{bounds.low:.3f} to {bounds.high:.3f}") if arm in found else ("", "")
+        table.add_row(arm, str(spread), *shown)
     console.print(table)
     if out is not None:
         out.write_text(json.dumps([asdict(turn) for turn in turns], indent=1))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.control.top_names import OTHER, TopNames
+from cluster.messages import PolicyStamp
 from cluster.router.observer import RequestLabels
 
 MAX_TENANTS: Final = 50
 MAX_WORKLOADS: Final = 20
 MAX_PAIRS: Final = 200
+MAX_RULES: Final = 50
+MAX_VARIANTS: Final = 20
+MAX_DECISIONS: Final = 300
 
 
 class RequestNames:
@@ -38,3 +42,22 @@ class RequestNames:
                 return labels.model, tenant, OTHER
             self._pairs.add(pair)
         return labels.model, tenant, workload
+
+
+class DecisionNames:
+    """Owns the values of (rule, variant, reason): at most MAX_DECISIONS of them, and one more for each reason."""
+
+    def __init__(self) -> None:
+        self._rules = TopNames(MAX_RULES)
+        self._variants = TopNames(MAX_VARIANTS)
+        self._known: set[tuple[str, str, str]] = set()
+
+    def see(self, policy: PolicyStamp) -> tuple[str, str, str]:
+        """Count a request that followed a decision; its values."""
+        rule = "none" if policy.rule is None else self._rules.see(policy.rule)
+        decision = (rule, self._variants.see(policy.variant), policy.reason)
+        if decision not in self._known:
+            if len(self._known) == MAX_DECISIONS:
+                return OTHER, OTHER, policy.reason
+            self._known.add(decision)
+        return decision

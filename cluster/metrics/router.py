@@ -6,11 +6,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from cluster.control.top_names import TopNames
-from cluster.messages import PolicyStamp
 from cluster.metrics.breakdown import BreakdownMetrics
 from cluster.metrics.buckets import LATENCY_S, REQUEST_S, STEP_S
-from cluster.metrics.labels import RequestNames
+from cluster.metrics.labels import DecisionNames, RequestNames
 from cluster.router.observer import (
     BlockVerified,
     FellBack,
@@ -25,8 +23,6 @@ from cluster.router.observer import (
 )
 from cluster.router.request_feed import finished_request
 
-MAX_RULES: Final = 50
-MAX_VARIANTS: Final = 20
 _REQUEST_LABELS: Final = ("model", "tenant", "workload")
 
 
@@ -35,8 +31,7 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._names = RequestNames()
-        self._rules = TopNames(MAX_RULES)
-        self._variants = TopNames(MAX_VARIANTS)
+        self._decided = DecisionNames()
         self._breakdown = BreakdownMetrics(registry)
 
         def seconds(name: str, text: str, buckets: tuple[float, ...] = LATENCY_S) -> Histogram:
@@ -118,13 +113,9 @@ class RouterMetrics:
         if event.tpot_s is not None:
             self._tpot.labels(*names).observe(event.tpot_s)
         if event.stats.policy is not None:
-            self._count_decision(event.labels.model, event.stats.policy)
+            self._decisions.labels(event.labels.model, *self._decided.see(event.stats.policy)).inc()
 
         self._breakdown.request_finished(finished_request(event, now=0.0))  # when does not matter here
-
-    def _count_decision(self, model: str, policy: PolicyStamp) -> None:
-        rule = "none" if policy.rule is None else self._rules.see(policy.rule)
-        self._decisions.labels(model, rule, self._variants.see(policy.variant), policy.reason).inc()
 
     def round_finished(self, event: RoundFinished) -> None:
         names = (event.labels.model, event.drafter.value)

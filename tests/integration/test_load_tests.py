@@ -46,3 +46,6 @@ async def test_speculation_that_is_off_is_timed_beside_a_system_without(demo_mod
     turns = await off_is_free.run_all(DType.BFLOAT16, prompts=1, repeats=1, streams=2, max_tokens=4)
     assert [set(turn.tpot_ms) for turn in turns] == [{"without", "without, again", "off", "on"}]
     assert all(spread.median > 0 for spread in off_is_free.ratios(turns).values())
+    many = [off_is_free.Turn({"without": 10.0, "off": 10.0 + i}) for i in range(11)]
+    bounds = off_is_free.median_bounds(many, "off")
+    assert 1.0 < bounds.low < bounds.estimate == 1.5 < bounds.high < 2.0

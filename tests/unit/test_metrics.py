@@ -1,17 +1,29 @@
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from cluster.control.finished_request import FollowedPolicy
+from cluster.control.policy import Reason
 from cluster.core.speculation import FallbackCause
 from cluster.core.step import PrefixCacheStats, SchedulerStats, StepStats
 from cluster.messages import Drafter, GenerationStats, PolicyStamp
-from cluster.metrics.labels import MAX_PAIRS, MAX_TENANTS, MAX_WORKLOADS, RequestNames
+from cluster.metrics.labels import (
+    MAX_DECISIONS,
+    MAX_PAIRS,
+    MAX_RULES,
+    MAX_TENANTS,
+    MAX_WORKLOADS,
+    DecisionNames,
+    RequestNames,
+)
 from cluster.metrics.pool import PoolMetrics
-from cluster.metrics.router import MAX_RULES, RouterMetrics
+from cluster.metrics.router import RouterMetrics
 from cluster.metrics.serving import serve_metrics
 from cluster.router.observer import (
     BlockVerified,
@@ -25,8 +37,11 @@ from cluster.router.observer import (
     RoundFinished,
     TokensDelivered,
 )
+from cluster.router.request_meter import MeterReading
 
 pytestmark = pytest.mark.unit
+
+DOCS = Path(__file__).parents[2] / "docs/metrics.md"
 
 LABELS = RequestLabels("m", "acme", "chat")
 NAMES = {"model": "m", "tenant": "acme", "workload": "chat"}
@@ -54,6 +69,40 @@ def test_the_routers_tenants_and_workloads_are_bounded() -> None:
     assert ("other", "other") in totals
 
 
+def hostile_request(metrics: RouterMetrics, number: int) -> None:
+    """Every event of a request that nobody has seen the like of."""
+    labels = RequestLabels("m", f"tenant-{number // 7}", f"workload-{number}")
+    drafter = (Drafter.MODEL, Drafter.NGRAM, Drafter.NONE)[number % 3]
+    policy = PolicyStamp(1, f"variant-{number // 3}", list(Reason)[number % len(Reason)], f"rule-{number}")
+    reading = MeterReading(0.1, 0.1, (1,), (1,), FollowedPolicy(1, 1, policy.variant, policy.rule))
+    metrics.request_started(RequestStarted("r", labels, 1))
+    metrics.tokens_delivered(TokensDelivered("r", labels, 1, 0.1, first=True))
+    metrics.tokens_delivered(TokensDelivered("r", labels, 1, 0.1, first=False))
+    metrics.round_finished(RoundFinished(labels, drafter, 0.1, 0.1, 1))
+    metrics.proposal_forwarded(ProposalForwarded(labels, 1))
+    metrics.block_verified(BlockVerified(labels, drafter, 0.2, 0.1, 1, 1))
+    metrics.fell_back(FellBack(labels, list(FallbackCause)[number % len(FallbackCause)]))
+    outcome, generated = list(Outcome)[number % len(Outcome)], GenerationStats(1, number % 5000, 1, policy=policy)
+    metrics.request_finished(
+        RequestFinished("r", labels, outcome, 0.1, 0.1, 0.1, 0.1, drafter, generated, 0.7, f"draft-{number}", reading)
+    )
+
+
+def test_ten_thousand_hostile_requests_stay_within_the_series_that_the_documentation_states() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    for number in range(10_000):
+        hostile_request(metrics, number)
+    series = {
+        (family.name, *((name, value) for name, value in sample.labels.items() if name != "le"))
+        for family in registry.collect()
+        for sample in family.samples
+    }
+    stated = re.search(r"at most ([\d,]+) series for each model in a\s+router", DOCS.read_text())
+    assert stated is not None
+    assert 1_500 < len(series) <= int(stated[1].replace(",", ""))
+
+
 def test_pairs_of_tenant_and_workload_are_bounded_and_keep_their_tenant() -> None:
     names = RequestNames()
     asked = [RequestLabels("m", f"t{i % 40}", f"w{i // 40}") for i in range(40 * 18)]
@@ -64,6 +113,15 @@ def test_pairs_of_tenant_and_workload_are_bounded_and_keep_their_tenant() -> Non
     assert MAX_PAIRS < len(values) <= MAX_PAIRS + MAX_TENANTS + 1 < 40 * 18
     assert {tenant for _, tenant, _ in values} == {f"t{i}" for i in range(40)}
     assert len({workload for _, _, workload in values}) <= MAX_WORKLOADS + 1
+
+
+def test_combinations_of_rule_variant_and_reason_are_bounded() -> None:
+    names = DecisionNames()
+    asked = [PolicyStamp(1, f"v{i % 15}", "rule", f"r{i // 15}") for i in range(40 * 15)]
+    for _ in range(30):  # busy enough, all of them, to have a name each
+        values = {names.see(policy) for policy in asked}
+    assert MAX_DECISIONS // 2 < len(values) <= MAX_DECISIONS + 1
+    assert ("other", "other", "rule") in values
 
 
 def test_a_request_is_counted_from_start_to_finish() -> None:

@@ -93,8 +93,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
 def replica_pids(deployment: str, ancestor: int) -> list[int]:
     """Processes of a deployment's replicas in the cluster that `ancestor` started."""
     wanted = f"ray::ServeReplica:paceline:{deployment}"
-    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _title(path) == wanted]
-    return [pid for pid in found if ancestor in _session(pid)]
+    until = time.monotonic() + 5  # Ray changes a process's title for moments, while it runs a method
+    while True:
+        titles = [(int(path.name), _title(path)) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        found = [pid for pid, title in titles if title.startswith(wanted) and ancestor in _session(pid)]
+        if found or time.monotonic() > until:
+            return found
+        time.sleep(0.05)
 
 
 def rank_pids(ancestor: int) -> list[int]:

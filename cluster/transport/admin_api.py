@@ -19,7 +19,7 @@ from cluster.control.switch import SpeculationSwitch
 from cluster.messages import ErrorKind, RequestError
 from cluster.transport.admin_token import AUTHORIZATION, AdminToken
 from cluster.transport.control_backend import ControlBackend, ControlStatus
-from cluster.transport.openai_errors import error_response
+from cluster.transport.openai_errors import error_response, on_request_error
 from cluster.transport.rollout_api import rollout_routes
 
 PREFIX = "/admin/v1"
@@ -88,7 +88,7 @@ def create_admin_app(backend: Callable[[], ControlBackend], token: AdminToken) -
     app = FastAPI(title="Paceline administration", version="1", docs_url=None, redoc_url=None)
     app.include_router(rollout_routes(Depends(authorised)))  # first: /{kind} would take their paths
     app.include_router(_routes(Depends(authorised)))
-    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(RequestError, on_request_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     return app
 
@@ -151,11 +151,6 @@ def _routes(authorised: Any) -> APIRouter:
 
 def _answer(snapshot: Snapshot) -> DocumentAnswer:
     return DocumentAnswer.model_validate(asdict(snapshot))
-
-
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error_response(error)
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:

@@ -19,7 +19,7 @@ from cluster.transport.caller import Caller
 from cluster.transport.connection import WhileConnected, read_body
 from cluster.transport.grammar_checks import GrammarChecks
 from cluster.transport.openai_answer import Generation
-from cluster.transport.openai_errors import error_response, http_error_response
+from cluster.transport.openai_errors import error_response, http_error_response, on_request_error
 from cluster.transport.openai_objects import (
     Answer,
     ChatAnswer,
@@ -53,7 +53,7 @@ def create_app(backend: Callable[[], InferenceBackend], options: ApiOptions | No
     app.add_api_route("/health", api.health, methods=["GET"], response_model=None)
     app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
     app.add_api_route("/sd/prometheus", api.service_discovery, methods=["GET"], response_model=None)
-    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(RequestError, on_request_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_unexpected_error)
@@ -149,11 +149,6 @@ def _respond(
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
-
-
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error_response(error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from cluster.messages import ErrorKind, RequestError
@@ -43,6 +44,12 @@ def error_body(error: RequestError) -> dict[str, object]:
 
 def error_response(error: RequestError) -> Response:
     return JSONResponse(error_body(error), _ANSWERS[error.kind].status, _headers(error))
+
+
+async def on_request_error(_: Request, error: Exception) -> Response:
+    """An application's handler of RequestError."""
+    assert isinstance(error, RequestError)
+    return error_response(error)
 
 
 def _headers(error: RequestError) -> dict[str, str]:

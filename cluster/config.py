@@ -9,9 +9,9 @@ from typing import Annotated, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cluster.messages import Drafter
-from cluster.messages import DraftLengthMode as DraftLengthMode  # re-exported: values of a field below
-from cluster.messages import HoldMode as HoldMode
+from cluster.messages.request import Drafter
+from cluster.messages.request import DraftLengthMode as DraftLengthMode  # re-exported: values of a field below
+from cluster.messages.request import HoldMode as HoldMode
 
 
 class ConfigError(ValueError):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from cluster.messages import RequestError
+from cluster.messages.answer import RequestError
 from cluster.transport.generation import internal_errors
 from cluster.transport.grpc_errors import grpc_status
 

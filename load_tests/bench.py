@@ -31,7 +31,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from cluster.config import ClusterConfig, DType, ModelConfig, PoolConfig, RouterConfig, SpeculationConfig
-from cluster.messages import DraftLengthMode, HoldMode
+from cluster.messages.request import DraftLengthMode, HoldMode
 from cluster.runtime.model_store import resolve_model
 from load_tests.prompts import heldout_prompts
 from protos.paceline.v1 import inference_pb2 as pb

@@ -16,7 +16,7 @@ import torch
 from cluster.core.grammar import GrammarGuide
 from cluster.core.step import ScheduledSequence, SchedulerOutput
 from cluster.grammar.compiler import GrammarCompiler, Matcher
-from cluster.messages import Grammar, GrammarKind, SamplingParams
+from cluster.messages.request import Grammar, GrammarKind, SamplingParams
 from cluster.runtime.model_store import resolve_model
 from cluster.runtime.sampler_cpu import CpuSampler
 from cluster.runtime.sampling_batch import SamplingBatch

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cluster.config import ClusterConfig, ControlConfig, DType, ModelConfig, PoolConfig, RouterConfig, SpeculationConfig
-from cluster.messages import DraftLengthMode, HoldMode
+from cluster.messages.request import DraftLengthMode, HoldMode
 from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE
 from load_tests.bench import free_port
 from load_tests.machine import machine_facts

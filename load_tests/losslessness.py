@@ -24,7 +24,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from cluster.config import ClusterConfig, DType, ModelConfig, PoolConfig, SpeculationConfig
-from cluster.messages import (
+from cluster.messages.request import (
     Drafter,
     DraftLengthMode,
     GenerateRequest,

@@ -23,7 +23,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from cluster.config import ClusterConfig, DType, ModelConfig, PoolConfig
-from cluster.messages import GenerateRequest, PoolLoad, SamplingParams, SpeculationOverride
+from cluster.messages.request import GenerateRequest, SamplingParams, SpeculationOverride
+from cluster.messages.rounds import PoolLoad
 from cluster.router.local import LocalModel, LocalSystem, load_local_model
 from cluster.runtime.engine import Engine
 from load_tests.losslessness import MODEL, Output, num_differing, run_all

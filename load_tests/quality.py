@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cluster.config import Device, DType, PoolConfig, Quantization
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.any_model import load_any_model
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache

@@ -21,15 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 
-from cluster.messages import (
-    Commit,
-    DraftBlock,
-    SamplingParams,
-    StepTimings,
-    Submit,
-    TargetCommand,
-    TargetEvent,
-)
+from cluster.messages.request import SamplingParams
+from cluster.messages.rounds import Commit, DraftBlock, StepTimings, Submit, TargetCommand, TargetEvent
 from cluster.transport.hub import PoolHub
 from cluster.transport.server import PoolServer
 from cluster.transport.target_stream import TARGET_PROTOCOL, GrpcTargetStream

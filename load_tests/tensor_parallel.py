@@ -20,7 +20,7 @@ from rich.table import Table
 
 from cluster.config import ClusterConfig, Device, DraftLengthMode, DType, HoldMode, ModelConfig, PoolConfig
 from cluster.config import SpeculationConfig as Speculation
-from cluster.messages import Drafter, SamplingParams, SpeculationOverride
+from cluster.messages.request import Drafter, SamplingParams, SpeculationOverride
 from cluster.router.local import LocalModel, LocalSystem
 from cluster.runtime.checkpoint import load_spec
 from cluster.runtime.factory import load_draft_engine, owning, target_engine

@@ -14,7 +14,7 @@ from uuid import uuid4
 import httpx
 
 from cluster.config import ClusterConfig, ModelConfig
-from cluster.messages import GenerateRequest, SamplingParams, SpeculationOverride
+from cluster.messages.request import GenerateRequest, SamplingParams, SpeculationOverride
 from cluster.router.local import LocalSystem, load_local_model
 from cluster.router.router import Router
 from cluster.transport.caller import TENANT_HEADER

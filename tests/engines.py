@@ -11,15 +11,14 @@ from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
 from cluster.core.draft_scheduler import DraftSchedulerConfig
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
-from cluster.messages import (
+from cluster.messages.request import DraftLengthMode, HoldMode
+from cluster.messages.rounds import (
     Close,
     Commit,
     Committed,
     DraftBlock,
     DraftCommand,
     DraftEvent,
-    DraftLengthMode,
-    HoldMode,
     Open,
     PoolLoad,
     Refusal,

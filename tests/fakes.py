@@ -16,17 +16,16 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from cluster.control.access import ApiKey
 from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, StepOutput
-from cluster.messages import (
+from cluster.messages.answer import (
     ErrorKind,
     FinishReason,
-    GenerateRequest,
     GenerationStats,
     PolicyStamp,
     RequestError,
-    SamplingParams,
     TokenDelta,
     TokenLogprobs,
 )
+from cluster.messages.request import GenerateRequest, SamplingParams
 from cluster.router.access import Access
 from cluster.runtime.sampling_batch import SamplingBatch
 from cluster.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.control.finished_request import FinishedRequest, FollowedPolicy, Outcome, RequestGuesses, RequestTimes
-from cluster.messages import Drafter
+from cluster.messages.request import Drafter
 
 
 def finished(

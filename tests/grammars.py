@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cluster.core.grammar import GrammarError
 from cluster.grammar.compiler import GrammarCompiler, Matcher
-from cluster.messages import Grammar, GrammarKind
+from cluster.messages.request import Grammar, GrammarKind
 from tests.engines import EOS
 
 # Token 0 ends an output. Some are one character, some are several, and some are the same text as others together.

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from cluster.core import sampling as reference
 from cluster.core.grammar import TokenMask, TokenMatcher
 from cluster.core.step import SchedulerOutput, StepOutput
-from cluster.messages import Commit, DraftBlock, SamplingParams, Submit
+from cluster.messages.request import SamplingParams
+from cluster.messages.rounds import Commit, DraftBlock, Submit
 from cluster.runtime.sampler import Sampler, collect_step_output
 from cluster.runtime.sampler_cpu import CpuSampler
 from cluster.runtime.sampling_batch import SamplingBatch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache
 from cluster.runtime.model import Model

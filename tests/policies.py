@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cluster.control.document import SCHEMA, parse_document
 from cluster.control.policy import PolicyContext, SpeculationPolicy
-from cluster.messages import Drafter, SpeculationOverride
+from cluster.messages.request import Drafter, SpeculationOverride
 
 
 def document_values(*rules: Mapping[str, object], **fields: object) -> dict[str, object]:

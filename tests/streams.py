@@ -9,7 +9,9 @@ from typing import Any
 
 import grpc.aio
 
-from cluster.messages import Abort, Commit, FinishReason, SamplingParams, Submit
+from cluster.messages.answer import FinishReason
+from cluster.messages.request import SamplingParams
+from cluster.messages.rounds import Abort, Commit, Submit
 from cluster.transport.hub import PoolHub
 from cluster.transport.protocol import PoolProtocol, StreamSettings
 from cluster.transport.server import PoolServer

@@ -12,7 +12,9 @@ from typing import Any
 from cluster.config import ClusterConfig, ModelConfig, PoolConfig, RouterConfig, SpeculationConfig
 from cluster.control.policy import SpeculationPolicy
 from cluster.core.draft_watch import Patience
-from cluster.messages import GenerateRequest, Submit, TokenDelta
+from cluster.messages.answer import TokenDelta
+from cluster.messages.request import GenerateRequest
+from cluster.messages.rounds import Submit
 from cluster.router.observer import (
     BlockVerified,
     FellBack,

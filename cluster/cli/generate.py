@@ -12,7 +12,8 @@ import typer
 from cluster.cli.common import DEFAULT_URL, ConfigOption, UrlOption, die, get, load, write
 from cluster.cli.fetching import fetch_models
 from cluster.config import ClusterConfig
-from cluster.messages import RequestError, SamplingParams, SpeculationOverride
+from cluster.messages.answer import RequestError
+from cluster.messages.request import SamplingParams, SpeculationOverride
 
 
 def generate(

@@ -16,7 +16,7 @@ from cluster.control.document import DocumentError, PolicyDocument, parse_docume
 from cluster.control.explain import explain
 from cluster.control.policy import PolicyContext, SpeculationPolicy
 from cluster.control.strict_document import MAX_DOCUMENT_BYTES
-from cluster.messages import MAX_DRAFT_TOKENS, Drafter, SpeculationOverride
+from cluster.messages.request import MAX_DRAFT_TOKENS, Drafter, SpeculationOverride
 
 policy_app = typer.Typer(no_args_is_help=True, help="Who speculates: check, explain, apply, watch and roll back.")
 add_document_commands(policy_app, "policy")

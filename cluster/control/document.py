@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from cluster.control.strict_document import DocumentError as DocumentError  # re-exported: what parse_document raises
 from cluster.control.strict_document import Flaw as Flaw
 from cluster.control.strict_document import StrictModel, parse
-from cluster.messages import MAX_DRAFT_TOKENS, AcceptanceRule, Drafter
+from cluster.messages.request import MAX_DRAFT_TOKENS, AcceptanceRule, Drafter
 
 SCHEMA: Final = "paceline.policy/v1"
 MAX_RULES: Final = 1000

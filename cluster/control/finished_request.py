@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from cluster.control.cohort import Cohort, RequestRecord
 from cluster.control.document import CONTROL
-from cluster.messages import Drafter
+from cluster.messages.request import Drafter
 
 
 class Outcome(StrEnum):

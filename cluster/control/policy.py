@@ -24,7 +24,7 @@ from cluster.control.document import (
     TargetingKey,
 )
 from cluster.control.rule_index import RuleIndex, in_order
-from cluster.messages import MAX_DRAFT_TOKENS, AcceptanceRule, Drafter, SpeculationOverride
+from cluster.messages.request import MAX_DRAFT_TOKENS, AcceptanceRule, Drafter, SpeculationOverride
 
 _NO_EFFECT = Effect()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cluster.control.breakdown import Window
 from cluster.control.dimensions import Dimension
 from cluster.control.report import DEFAULT_BY
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 
 
 @dataclass(frozen=True, slots=True)

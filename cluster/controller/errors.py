@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from cluster.control.document import DocumentError
 from cluster.control.store import ConflictError, InvalidWriteError, MissingError, StoreError
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 
 Result = TypeVar("Result")
 

@@ -32,7 +32,7 @@ from cluster.control.store import (
 from cluster.controller.errors import errors_of
 from cluster.controller.policy_desk import PolicyDesk
 from cluster.controller.rollout_run import RolloutRun
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from cluster.controller.errors import errors_of
 from cluster.controller.policy_desk import MAX_TRIES, PolicyDesk
 from cluster.controller.rollouts import Rollouts
 from cluster.controller.routers import Routers
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.control_backend import Acknowledgement, ControlStatus
 
 WATCH_S = 30.0  # one wait for a new version

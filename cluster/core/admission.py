@@ -9,7 +9,8 @@ from cluster.core.grammar import GrammarGuide, TokenMatcher
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.logit_history import logit_history
 from cluster.core.sequence import Sequence
-from cluster.messages import HoldMode, Refusal, RefusalReason, Submit
+from cluster.messages.request import HoldMode
+from cluster.messages.rounds import Refusal, RefusalReason, Submit
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cluster.messages import Commit
+from cluster.messages.rounds import Commit
 
 MAX_EARLY_COMMITS = 64  # commits kept while an earlier one is missing; a target never runs further ahead of its stream
 

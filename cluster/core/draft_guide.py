@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from cluster.core.grammar import GrammarError, GrammarGuide, Grammars
-from cluster.messages import Grammar
+from cluster.messages.request import Grammar
 
 
 class DraftGuide:

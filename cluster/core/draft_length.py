@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster.core.cost_model import ArrivalCost, StepCost
-from cluster.messages import MAX_DRAFT_TOKENS, DraftLengthMode
+from cluster.messages.request import MAX_DRAFT_TOKENS, DraftLengthMode
 
 _PRIOR_ACCEPTANCE = 0.6  # before anything is measured: hopeful, so that speculation gets measured at all
 _PRIOR_TRIALS = 10.0

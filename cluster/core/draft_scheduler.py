@@ -13,17 +13,8 @@ from cluster.core.draft_sessions import DraftSessions
 from cluster.core.grammar import Grammars
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.step import ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput, StepStats
-from cluster.messages import (
-    MAX_DRAFT_TOKENS,
-    Close,
-    Committed,
-    DraftBlock,
-    DraftCommand,
-    DraftEvent,
-    Open,
-    Refusal,
-    RefusalReason,
-)
+from cluster.messages.request import MAX_DRAFT_TOKENS
+from cluster.messages.rounds import Close, Committed, DraftBlock, DraftCommand, DraftEvent, Open, Refusal, RefusalReason
 
 
 @dataclass(frozen=True, slots=True)

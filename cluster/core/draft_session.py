@@ -18,7 +18,8 @@ from cluster.core.grammar import Grammars
 from cluster.core.logit_history import logit_history
 from cluster.core.prefix_cache import TokenChain
 from cluster.core.step import SamplingHistory
-from cluster.messages import MAX_DRAFT_TOKENS, Committed, DraftBlock, Open
+from cluster.messages.request import MAX_DRAFT_TOKENS
+from cluster.messages.rounds import Committed, DraftBlock, Open
 
 
 class CommitOutcome(Enum):

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 from cluster.core.draft_session import DraftSession
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.prefix_sharing import PrefixSharing
-from cluster.messages import Refusal, RefusalReason
+from cluster.messages.rounds import Refusal, RefusalReason
 
 
 class DraftSessions:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.core.acceptance import common_prefix_len
-from cluster.messages import Grammar
+from cluster.messages.request import Grammar
 
 
 class GrammarError(ValueError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cluster.core.draft_length import DraftLengthController
 from cluster.core.sequence import BlockWait, HoldOutcome, Sequence
-from cluster.messages import HoldMode
+from cluster.messages.request import HoldMode
 
 
 @dataclass(frozen=True, slots=True)

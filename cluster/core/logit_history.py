@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from cluster.core.step import SamplingHistory
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 
 _INT32, _FLOAT64 = "i", "d"
 

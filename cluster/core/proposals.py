@@ -6,7 +6,8 @@ from cluster.core.acceptance import common_prefix_len
 from cluster.core.draft_length import DraftLengthController
 from cluster.core.hold import HoldPolicy
 from cluster.core.sequence import HoldOutcome, RoundTime, Sequence, guesses_left
-from cluster.messages import MAX_DRAFT_TOKENS, DraftBlock
+from cluster.messages.request import MAX_DRAFT_TOKENS
+from cluster.messages.rounds import DraftBlock
 
 
 class Proposals:

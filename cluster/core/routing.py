@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
-from cluster.messages import PoolLoad
+from cluster.messages.rounds import PoolLoad
 
 
 @dataclass(frozen=True, slots=True)

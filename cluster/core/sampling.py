@@ -39,7 +39,8 @@ from enum import StrEnum
 
 from cluster.core.grammar import TokenMask
 from cluster.core.keyed_noise import gumbel_of, output, row_key
-from cluster.messages import SamplingParams, TokenLogprobs
+from cluster.messages.answer import TokenLogprobs
+from cluster.messages.request import SamplingParams
 
 WEIGHT_SCALE = 2.0**34
 GREEDY_BELOW = 1e-6  # noise at a lower temperature would only decide between logits that float32 hardly tells apart

@@ -24,7 +24,8 @@ from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput,
 from cluster.core.step_plan import StepPlan
 from cluster.core.tenant_shares import TenantShares
 from cluster.core.waiting_line import WaitingLine, in_order_of_keeping, in_order_of_service
-from cluster.messages import Commit, DraftBlock, FinishReason, Refusal, SetDraftLimit, Submit
+from cluster.messages.answer import FinishReason
+from cluster.messages.rounds import Commit, DraftBlock, Refusal, SetDraftLimit, Submit
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 

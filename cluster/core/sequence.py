@@ -9,7 +9,8 @@ from cluster.core.draft_length import DraftLengthState
 from cluster.core.grammar import GrammarError, GrammarGuide
 from cluster.core.logit_history import LogitHistory
 from cluster.core.prefix_cache import TokenChain
-from cluster.messages import DraftBlock, FinishReason, StepTimings, Submit
+from cluster.messages.answer import FinishReason
+from cluster.messages.rounds import DraftBlock, StepTimings, Submit
 
 _MAX_REMEMBERED_COMMITS = 8  # a block later than that teaches nothing
 

@@ -15,7 +15,8 @@ from enum import StrEnum
 from cluster.core.commit_log import CommitLog
 from cluster.core.draft_watch import DraftWatch, Patience
 from cluster.core.ngram import NgramIndex
-from cluster.messages import Commit, Committed, DraftBlock, Drafter, Open, SamplingParams
+from cluster.messages.request import Drafter, SamplingParams
+from cluster.messages.rounds import Commit, Committed, DraftBlock, Open
 
 
 class FallbackCause(StrEnum):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cluster.messages import SamplingParams, TokenLogprobs
+from cluster.messages.answer import TokenLogprobs
+from cluster.messages.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 
 from cluster.core.grammar import GrammarError
-from cluster.messages import Grammar
+from cluster.messages.request import Grammar
 from cluster.tokenizer import Vocabulary
 
 MAX_VERDICTS = 256  # that are kept

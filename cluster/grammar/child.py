@@ -16,7 +16,7 @@ from typing import TextIO
 
 from cluster.core.grammar import GrammarError
 from cluster.grammar.compiler import GrammarCompiler
-from cluster.messages import Grammar, GrammarKind
+from cluster.messages.request import Grammar, GrammarKind
 
 MAX_CPU_S = 1  # of one compilation; counted in whole seconds, so up to one more
 MAX_MASK_S = 0.1  # processor time of a token's mask

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from cluster.core.grammar import GrammarError, TokenMask
-from cluster.messages import Grammar, GrammarKind
+from cluster.messages.request import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

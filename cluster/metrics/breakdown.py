@@ -19,7 +19,7 @@ from cluster.control.dimensions import (
     Naming,
 )
 from cluster.control.finished_request import FinishedRequest, Outcome
-from cluster.messages import Drafter
+from cluster.messages.request import Drafter
 from cluster.metrics.buckets import LATENCY_S
 
 DIMENSIONS: Final = tuple(dimension for dimension in Dimension if dimension is not Dimension.MODEL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.control.top_names import OTHER, TopNames
-from cluster.messages import PolicyStamp
+from cluster.messages.answer import PolicyStamp
 from cluster.router.observer import RequestLabels
 
 MAX_TENANTS: Final = 50

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from cluster.control.access import OPEN, AccessTable, ApiKey, parse_access
 from cluster.control.quota import Quota, Quotas
 from cluster.control.store import Snapshot
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 
 
 class Access:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from cluster.control.store import Kind, Snapshot
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.router.request_feed import RequestFeed
 from cluster.transport.control_backend import Acknowledgement, ControlBackend
 from cluster.transport.control_client import ControlClient, RouterEnd

@@ -6,16 +6,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cluster.messages import (
-    Commit,
-    FinishReason,
-    GenerateRequest,
-    GenerationStats,
-    PolicyStamp,
-    RequestError,
-    TokenDelta,
-    TokenLogprobs,
-)
+from cluster.messages.answer import FinishReason, GenerationStats, PolicyStamp, RequestError, TokenDelta, TokenLogprobs
+from cluster.messages.request import GenerateRequest
+from cluster.messages.rounds import Commit
 from cluster.router.observer import RequestLabels, RouterObserver, TokensDelivered
 from cluster.router.request_meter import RequestMeter
 from cluster.tokenizer import IncrementalDetokenizer

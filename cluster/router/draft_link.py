@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from cluster.messages import Close, Committed, DraftCommand, DraftEvent, Open, Refusal, RefusalReason
+from cluster.messages.rounds import Close, Committed, DraftCommand, DraftEvent, Open, Refusal, RefusalReason
 from cluster.router.replica_set import Replica, ReplicaSet
 from cluster.transport.limits import CodecError
 from cluster.transport.stream import StreamClosed

@@ -10,15 +10,8 @@ from typing import Self
 from uuid import uuid4
 
 from cluster.config import ClusterConfig, ModelConfig
-from cluster.messages import (
-    DraftCommand,
-    DraftEvent,
-    GenerateRequest,
-    SamplingParams,
-    SpeculationOverride,
-    TargetCommand,
-    TargetEvent,
-)
+from cluster.messages.request import GenerateRequest, SamplingParams, SpeculationOverride
+from cluster.messages.rounds import DraftCommand, DraftEvent, TargetCommand, TargetEvent
 from cluster.router.observer import NullObserver, RouterObserver
 from cluster.router.replica_set import Pool, ReplicaInfo
 from cluster.router.router import Connectors, Router

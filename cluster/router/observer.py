@@ -11,7 +11,8 @@ from typing import Protocol
 
 from cluster.control.finished_request import Outcome as Outcome  # re-exported: a value of an event below
 from cluster.core.speculation import DropCause, FallbackCause
-from cluster.messages import Drafter, GenerationStats
+from cluster.messages.answer import GenerationStats
+from cluster.messages.request import Drafter
 from cluster.router.request_meter import MeterReading
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cluster.config import ClusterConfig
 from cluster.control.document import SCHEMA, PolicyDocument, parse_document
 from cluster.control.policy import SpeculationPolicy
-from cluster.messages import Drafter
+from cluster.messages.request import Drafter
 
 
 class PolicySource:

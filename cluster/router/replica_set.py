@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Generic
 
 from cluster.core.routing import Candidate, filter_ready, pick
-from cluster.messages import PoolLoad
+from cluster.messages.rounds import PoolLoad
 from cluster.transport.protocol import CommandT, EventT
 from cluster.transport.stream import PoolStream, StreamClosed
 

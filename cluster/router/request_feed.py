@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cluster.control.finished_request import FinishedRequest, RequestGuesses, RequestTimes
 from cluster.core.speculation import FallbackCause
-from cluster.messages import Drafter
+from cluster.messages.request import Drafter
 from cluster.router.observer import RequestFinished
 from cluster.transport.control_backend import MAX_RECORDS
 

@@ -24,20 +24,9 @@ from cluster.core.speculation import (
     SpeculationSession,
     ToDraft,
 )
-from cluster.messages import (
-    Commit,
-    DraftBlock,
-    Drafter,
-    DraftEvent,
-    ErrorKind,
-    FinishReason,
-    GenerateRequest,
-    Refusal,
-    RequestError,
-    SetDraftLimit,
-    Submit,
-    TargetEvent,
-)
+from cluster.messages.answer import ErrorKind, FinishReason, RequestError
+from cluster.messages.request import Drafter, GenerateRequest
+from cluster.messages.rounds import Commit, DraftBlock, DraftEvent, Refusal, SetDraftLimit, Submit, TargetEvent
 from cluster.router.delivery import Delivery
 from cluster.router.draft_link import DraftLink
 from cluster.router.observer import (

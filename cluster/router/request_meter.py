@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from cluster.control.finished_request import FollowedPolicy
 from cluster.control.log_histogram import LogHistogram
-from cluster.messages import Commit, PolicyStamp
+from cluster.messages.answer import PolicyStamp
+from cluster.messages.rounds import Commit
 
 
 @dataclass(frozen=True, slots=True)

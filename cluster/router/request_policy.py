@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cluster.control.policy import Decision, PolicyContext, SpeculationPolicy, evaluate
-from cluster.messages import Drafter, GenerateRequest, PolicyStamp
+from cluster.messages.answer import PolicyStamp
+from cluster.messages.request import Drafter, GenerateRequest
 from cluster.router.draft_link import DraftOffer
 from cluster.router.policy_source import PolicySource
 

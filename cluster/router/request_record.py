@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.messages import Drafter, ErrorKind, FinishReason, GenerateRequest, RequestError, TokenDelta
+from cluster.messages.answer import ErrorKind, FinishReason, RequestError, TokenDelta
+from cluster.messages.request import Drafter, GenerateRequest
 from cluster.router.delivery import Delivery
 from cluster.router.observer import Outcome, RequestFinished, RequestLabels, RequestStarted, RouterObserver
 from cluster.router.request_flow import RequestFlow

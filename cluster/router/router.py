@@ -12,16 +12,9 @@ from cluster.config import ClusterConfig, ModelConfig, PoolConfig
 from cluster.control.access import ApiKey
 from cluster.control.document import parse_document
 from cluster.core.speculation import SpeculationLimits
-from cluster.messages import (
-    DraftCommand,
-    DraftEvent,
-    ErrorKind,
-    GenerateRequest,
-    RequestError,
-    TargetCommand,
-    TargetEvent,
-    TokenDelta,
-)
+from cluster.messages.answer import ErrorKind, RequestError, TokenDelta
+from cluster.messages.request import GenerateRequest
+from cluster.messages.rounds import DraftCommand, DraftEvent, TargetCommand, TargetEvent
 from cluster.router.access import Access
 from cluster.router.admission import Admission, PoolGuard
 from cluster.router.delivery import Delivery

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cluster.core.draft_watch import Patience
 from cluster.core.speculation import SpeculationLimits
-from cluster.messages import Commit
+from cluster.messages.rounds import Commit
 from cluster.router.admission import Admission
 from cluster.router.draft_link import DraftReplicas
 from cluster.router.observer import RouterObserver

@@ -7,13 +7,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cluster.messages import (
+from cluster.messages.answer import ErrorKind, RequestError
+from cluster.messages.rounds import (
     Abort,
     DraftBlock,
-    ErrorKind,
     Refusal,
     RefusalReason,
-    RequestError,
     SetDraftLimit,
     Submit,
     TargetCommand,

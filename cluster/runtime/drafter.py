@@ -9,7 +9,7 @@ from cluster.core.draft_scheduler import DraftScheduler, DraftSchedulerConfig
 from cluster.core.grammar import Grammars
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.step import StepStats
-from cluster.messages import DraftCommand, DraftEvent
+from cluster.messages.rounds import DraftCommand, DraftEvent
 from cluster.runtime.engine_loop import EngineLoop
 from cluster.runtime.work import Runner
 

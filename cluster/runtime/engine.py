@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from cluster.core.grammar import GrammarError, Grammars
 from cluster.core.scheduler import Scheduler
 from cluster.core.step import SchedulerOutput, SchedulerStats, StepOutput, StepStats
-from cluster.messages import (
+from cluster.messages.rounds import (
     Abort,
     Commit,
     DraftBlock,

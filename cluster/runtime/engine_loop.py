@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from cluster.core.step import SchedulerOutput, SchedulerStats, StepStats
-from cluster.messages import PoolLoad, Refusal, RefusalReason
+from cluster.messages.rounds import PoolLoad, Refusal, RefusalReason
 from cluster.runtime.faults import FaultLog
 from cluster.runtime.inbox import Inbox
 from cluster.runtime.load_report import LoadReporter, load_of

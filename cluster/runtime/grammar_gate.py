@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cluster.core.grammar import GrammarError, Grammars, TokenMatcher
-from cluster.messages import Submit
+from cluster.messages.rounds import Submit
 
 
 class GrammarGate:

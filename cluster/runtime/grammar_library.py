@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from cluster.core.grammar import GrammarError
 from cluster.grammar.compiler import GrammarCompiler, Matcher
-from cluster.messages import Grammar
+from cluster.messages.request import Grammar
 from cluster.tokenizer import TokenizerError
 
 MAX_GRAMMARS = 32  # compiled ones that are kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.core.step import SchedulerStats
-from cluster.messages import PoolLoad
+from cluster.messages.rounds import PoolLoad
 
 REPORT_INTERVAL_S = 0.2
 

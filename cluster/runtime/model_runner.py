@@ -6,7 +6,7 @@ import torch
 
 from cluster.config import Device, DType, PoolConfig, Quantization
 from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.any_model import load_any_model
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache, bytes_per_block, num_blocks_for, total_memory

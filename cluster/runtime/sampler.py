@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cluster.core.sampling import RowFault
 from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, StepOutput
-from cluster.messages import TokenLogprobs
+from cluster.messages.answer import TokenLogprobs
 from cluster.runtime.sampling_batch import SamplingBatch
 
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.core.sampling import RowFault
-from cluster.messages import TokenLogprobs
+from cluster.messages.answer import TokenLogprobs
 from cluster.runtime.kernels.logit_adjustments import NO_ADJUSTMENTS, Adjustments
 from cluster.runtime.kernels.sampling_filters import FAULT_EMPTY, FAULT_INFINITE, FAULT_NAN
 from cluster.runtime.kernels.sampling_rows import Changes, Parameters, most_likely, sample_rows

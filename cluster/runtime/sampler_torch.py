@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.core import keyed_noise
 from cluster.core.sampling import GREEDY_BELOW, WEIGHT_SCALE, RowFault
-from cluster.messages import TokenLogprobs
+from cluster.messages.answer import TokenLogprobs
 from cluster.runtime.logit_adjustments import LogitAdjustments, columns_of
 from cluster.runtime.sampler import SamplerOutput, check_shapes
 from cluster.runtime.sampling_batch import NO_TOP_K, SamplingBatch

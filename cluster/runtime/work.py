@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from cluster.core.step import SchedulerOutput, SchedulerStats, StepOutput, StepStats
-from cluster.messages import Refusal, RefusalReason
+from cluster.messages.rounds import Refusal, RefusalReason
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT = TypeVar("EventT")

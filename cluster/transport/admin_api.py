@@ -16,7 +16,7 @@ from cluster.control.report import Report
 from cluster.control.report_query import parse_query
 from cluster.control.store import MAX_PAGE, Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.admin_token import AUTHORIZATION, AdminToken
 from cluster.transport.control_backend import ControlBackend, ControlStatus
 from cluster.transport.openai_errors import error_response, on_request_error

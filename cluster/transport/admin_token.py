@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from typing import Final
 
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 
 ADMIN_TOKEN_VARIABLE: Final = "PACELINE_ADMIN_TOKEN"
 AUTHORIZATION: Final = "authorization"

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from cluster.control.access import ApiKey
-from cluster.messages import GenerateRequest, TokenDelta
+from cluster.messages.answer import TokenDelta
+from cluster.messages.request import GenerateRequest
 from cluster.tokenizer import Tokenizer
 
 

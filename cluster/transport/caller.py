@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from cluster.control.access import ApiKey
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.admin_token import AUTHORIZATION, bearer
 from cluster.transport.validation import InvalidRequest
 

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from cluster.messages import (
+from cluster.messages.rounds import (
     Abort,
     Close,
     Commit,

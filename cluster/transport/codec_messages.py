@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cluster.messages import (
+from cluster.messages.answer import FinishReason, TokenLogprobs
+from cluster.messages.request import Grammar, GrammarKind, SamplingParams
+from cluster.messages.rounds import (
     Abort,
     Close,
     Commit,
     Committed,
     DraftBlock,
-    FinishReason,
-    Grammar,
-    GrammarKind,
     Open,
     PoolLoad,
     Refusal,
     RefusalReason,
-    SamplingParams,
     SetDraftLimit,
     StepTimings,
     Submit,
-    TokenLogprobs,
 )
 from cluster.transport import limits
 from cluster.transport.limits import CodecError

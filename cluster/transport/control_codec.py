@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.control.store import Kind, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.control_backend import Acknowledgement, ControlStatus, RouterState
 from protos.paceline.v1 import control_pb2 as pb
 

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from cluster.control.finished_request import FinishedRequest
 from cluster.control.store import Change, Restore
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport import control_codec as codec
 from cluster.transport import report_codec, rollout_servicer
 from cluster.transport.admin_token import AUTHORIZATION, AdminToken

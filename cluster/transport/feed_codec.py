@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from cluster.control.finished_request import FinishedRequest, FollowedPolicy, Outcome, RequestGuesses, RequestTimes
-from cluster.messages import MAX_DRAFT_TOKENS, Drafter
+from cluster.messages.request import MAX_DRAFT_TOKENS, Drafter
 from cluster.transport.limits import MAX_COUNT, MAX_LABEL_CHARS, CodecError, check_request_id
 from protos.paceline.v1 import control_pb2 as pb
 

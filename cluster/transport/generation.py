@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
-from cluster.messages import ErrorKind, FinishReason, GenerateRequest, RequestError, TokenDelta
+from cluster.messages.answer import ErrorKind, FinishReason, RequestError, TokenDelta
+from cluster.messages.request import GenerateRequest
 from cluster.transport.backend import InferenceBackend
 
 logger = logging.getLogger(__name__)

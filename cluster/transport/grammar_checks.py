@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.core.grammar import GrammarError
 from cluster.grammar.checker import CheckerBusy, GrammarChecker
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.tokenizer import Tokenizer
 from cluster.transport.validation import GenerationFields, InvalidRequest
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from cluster.messages import PoolLoad, RefusalReason
+from cluster.messages.rounds import PoolLoad, RefusalReason
 from cluster.transport.codec import Fault, Frame
 from cluster.transport.protocol import CommandT, Connection, EngineLike, EventT, PoolProtocol
 

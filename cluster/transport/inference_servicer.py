@@ -12,14 +12,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import BeforeValidator, Field
 
-from cluster.messages import (
-    FinishReason,
-    GenerateRequest,
-    Grammar,
-    PolicyStamp,
-    TokenDelta,
-    TokenLogprobs,
-)
+from cluster.messages.answer import FinishReason, PolicyStamp, TokenDelta, TokenLogprobs
+from cluster.messages.request import GenerateRequest, Grammar
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.caller import Caller, check_label
 from cluster.transport.generation import internal_errors, outputs

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from cluster.messages import (
-    MAX_DRAFT_TOKENS,
-    MAX_GRAMMAR_CHARS,
+from cluster.messages.answer import TokenLogprobs
+from cluster.messages.request import MAX_DRAFT_TOKENS, MAX_GRAMMAR_CHARS, SamplingParams
+from cluster.messages.rounds import (
     Abort,
     Close,
     Commit,
@@ -20,11 +20,9 @@ from cluster.messages import (
     Open,
     PoolLoad,
     Refusal,
-    SamplingParams,
     SetDraftLimit,
     StepTimings,
     Submit,
-    TokenLogprobs,
 )
 
 MAX_FRAME_BYTES = 16 << 20  # also gRPC's own limit on both ends

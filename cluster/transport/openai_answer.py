@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from openai.types import CompletionUsage
 from starlette.types import Receive, Scope, Send
 
-from cluster.messages import GenerateRequest, PolicyStamp, RequestError
+from cluster.messages.answer import PolicyStamp, RequestError
+from cluster.messages.request import GenerateRequest
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.generation import outputs
 from cluster.transport.openai_errors import error_body, error_response

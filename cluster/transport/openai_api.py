@@ -13,7 +13,8 @@ from openai.types import Model
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from cluster.messages import ErrorKind, GenerateRequest, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
+from cluster.messages.request import GenerateRequest
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.caller import Caller
 from cluster.transport.connection import WhileConnected, read_body

@@ -18,7 +18,7 @@ from openai.types.completion_choice import Logprobs
 from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel
 
-from cluster.messages import FinishReason, PolicyStamp, TokenDelta, TokenLogprobs
+from cluster.messages.answer import FinishReason, PolicyStamp, TokenDelta, TokenLogprobs
 from cluster.tokenizer import IncrementalDetokenizer, Tokenizer
 
 MIN_LOGPROB = -9999.0  # what OpenAI's API reports for impossible tokens; JSON has no infinity

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from cluster.messages import Grammar
+from cluster.messages.request import Grammar
 from cluster.transport.structured_output import parse_response_format, parse_structured_outputs
 from cluster.transport.validation import MAX_LOGPROBS, Constraint, GenerationFields, StrictFields, only
 

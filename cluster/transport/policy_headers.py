@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.messages import PolicyStamp
+from cluster.messages.answer import PolicyStamp
 
 VARIANT_HEADER = "x-paceline-variant"
 POLICY_VERSION_HEADER = "x-paceline-policy-version"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.core.keyed_noise import choice_seed
-from cluster.messages import ErrorKind, GenerateRequest, RequestError, SpeculationOverride
+from cluster.messages.answer import ErrorKind, RequestError
+from cluster.messages.request import GenerateRequest, SpeculationOverride
 from cluster.tokenizer import Tokenizer, TokenizerError
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.caller import Caller

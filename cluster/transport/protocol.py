@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from cluster.messages import DraftCommand, DraftEvent, Refusal, RefusalReason, TargetCommand, TargetEvent
+from cluster.messages.rounds import DraftCommand, DraftEvent, Refusal, RefusalReason, TargetCommand, TargetEvent
 from cluster.transport.codec import Fault, Frame
 
 CommandT = TypeVar("CommandT", bound=TargetCommand | DraftCommand)

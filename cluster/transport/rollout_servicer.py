@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.control.rollout import RolloutCommand
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.control_backend import RolloutBackend
 from cluster.transport.rollout_codec import view_to_wire
 from protos.paceline.v1 import control_pb2 as pb

@@ -11,7 +11,7 @@ from typing import Any, Generic
 import grpc
 import grpc.aio
 
-from cluster.messages import PoolLoad, RefusalReason
+from cluster.messages.rounds import PoolLoad, RefusalReason
 from cluster.transport.codec import CONNECT, Fault
 from cluster.transport.hub import PoolHub
 from cluster.transport.limits import MAX_FRAME_BYTES, CodecError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol
 
-from cluster.messages import PoolLoad, RefusalReason
+from cluster.messages.rounds import PoolLoad, RefusalReason
 from cluster.transport.codec import Fault, Frame
 from cluster.transport.protocol import CommandT, CommandT_contra, EventT, EventT_co, PoolProtocol
 

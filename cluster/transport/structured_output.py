@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from cluster.core.grammar import GrammarError
 from cluster.grammar.compiler import json_source
-from cluster.messages import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
+from cluster.messages.request import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
 MAX_CHOICES_OF_OUTPUT = 1024
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, json_source({"type": "object"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.messages import Abort, Commit, PoolLoad, Submit, TargetCommand, TargetEvent
+from cluster.messages.rounds import Abort, Commit, PoolLoad, Submit, TargetCommand, TargetEvent
 from cluster.transport import codec
 from cluster.transport.grpc_stream import GrpcStream
 from cluster.transport.protocol import Connection, PoolProtocol, StreamSettings, refuse

@@ -15,15 +15,8 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from cluster.messages import (
-    MAX_DRAFT_TOKENS,
-    Drafter,
-    ErrorKind,
-    Grammar,
-    RequestError,
-    SamplingParams,
-    SpeculationOverride,
-)
+from cluster.messages.answer import ErrorKind, RequestError
+from cluster.messages.request import MAX_DRAFT_TOKENS, Drafter, Grammar, SamplingParams, SpeculationOverride
 from cluster.transport.logit_bias import parse_logit_bias
 
 MAX_STOP_STRINGS = 16

@@ -13,25 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.messages import (
-    MAX_DRAFT_TOKENS,
+from cluster.messages.answer import FinishReason, TokenLogprobs
+from cluster.messages.request import MAX_DRAFT_TOKENS, Grammar, GrammarKind, SamplingParams
+from cluster.messages.rounds import (
     Abort,
     Close,
     Commit,
     Committed,
     DraftBlock,
-    FinishReason,
-    Grammar,
-    GrammarKind,
     Open,
     PoolLoad,
     Refusal,
     RefusalReason,
-    SamplingParams,
     SetDraftLimit,
     StepTimings,
     Submit,
-    TokenLogprobs,
 )
 from cluster.transport import limits
 from cluster.transport.codec import CodecError, Frame

@@ -13,7 +13,7 @@ from cluster.control.document import parse_document
 from cluster.control.rollout import RolloutCommand
 from cluster.control.store import Change, Kind, Restore
 from cluster.control.switch import SpeculationSwitch
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.control_client import ControlClient, RouterEnd
 from tests.control_server import ACCESS_TEXT, TOKEN, ControlServer, Follower, control_server, policy
 

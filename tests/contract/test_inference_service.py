@@ -8,16 +8,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from cluster.messages import (
-    Drafter,
-    ErrorKind,
-    FinishReason,
-    Grammar,
-    GrammarKind,
-    PolicyStamp,
-    RequestError,
-    SpeculationOverride,
-)
+from cluster.messages.answer import ErrorKind, FinishReason, PolicyStamp, RequestError
+from cluster.messages.request import Drafter, Grammar, GrammarKind, SpeculationOverride
 from cluster.transport.grpc_errors import grpc_status
 from cluster.transport.inference_servicer import InferenceServicer
 from protos.paceline.v1 import common_pb2

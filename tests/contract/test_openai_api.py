@@ -12,7 +12,8 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from cluster.messages import Drafter, ErrorKind, FinishReason, PolicyStamp, RequestError, SpeculationOverride
+from cluster.messages.answer import ErrorKind, FinishReason, PolicyStamp, RequestError
+from cluster.messages.request import Drafter, SpeculationOverride
 from cluster.transport.openai_api import ApiOptions, create_app
 from tests.contract.api_server import openai_client, serving
 from tests.fakes import FakeBackend, byte_tokenizer

@@ -11,7 +11,7 @@ import pytest
 from cluster.control.bucketing import bucket, in_percent
 from cluster.control.document import parse_document
 from cluster.control.policy import PolicyContext, Reason, SpeculationPolicy, evaluate
-from cluster.messages import Drafter, SpeculationOverride
+from cluster.messages.request import Drafter, SpeculationOverride
 
 pytestmark = pytest.mark.contract
 

@@ -18,7 +18,7 @@ from cluster.control.breakdown import Window
 from cluster.control.dimensions import Dimension
 from cluster.control.report import Report
 from cluster.control.report_query import ReportQuery
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.admin_api import create_admin_app
 from cluster.transport.admin_token import AdminToken
 from cluster.transport.control_client import ControlClient

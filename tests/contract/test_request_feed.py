@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from cluster.control.finished_request import FinishedRequest, FollowedPolicy, Outcome, RequestGuesses, RequestTimes
 from cluster.control.store import Kind
-from cluster.messages import Drafter, RequestError
+from cluster.messages.answer import RequestError
+from cluster.messages.request import Drafter
 from cluster.router.control_link import ControlLink
 from cluster.router.request_feed import RequestFeed
 from cluster.transport.feed_codec import record_from_wire, records_to_wire

@@ -22,7 +22,7 @@ from cluster.control.store import Kind, RolloutRecord, Snapshot, UnavailableErro
 from cluster.controller.board import Board
 from cluster.controller.policy_desk import PolicyDesk
 from cluster.controller.rollouts import Rollouts
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 
 pytestmark = pytest.mark.contract
 

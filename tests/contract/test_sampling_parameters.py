@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from cluster.core.keyed_noise import choice_seed
-from cluster.messages import Submit
+from cluster.messages.rounds import Submit
 from protos.paceline.v1 import inference_pb2 as pb
 from tests.contract.api_server import openai_client
 from tests.contract.grpc_server import inference_stub

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.control.store import Change, Kind
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from tests.control_server import Follower, control_server, policy
 from tests.redis_server import running_redis
 

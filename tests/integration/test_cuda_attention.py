@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.attention import make_attention
 from cluster.runtime.attention.cuda import CudaAttention
 from cluster.runtime.attention.reference import ReferenceAttention

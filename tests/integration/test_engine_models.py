@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cluster.config import Device, DType, PoolConfig, Quantization, SpeculationConfig
-from cluster.messages import Commit, DraftLengthMode, HoldMode, Submit
+from cluster.messages.request import DraftLengthMode, HoldMode
+from cluster.messages.rounds import Commit, Submit
 from cluster.runtime.drafter import DraftEngine
 from cluster.runtime.engine import Engine
 from cluster.runtime.factory import load_draft_engine, load_engine

@@ -9,17 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from cluster.messages import (
-    Abort,
-    Commit,
-    DraftEvent,
-    FinishReason,
-    PoolLoad,
-    Refusal,
-    RefusalReason,
-    Submit,
-    TargetEvent,
-)
+from cluster.messages.answer import FinishReason
+from cluster.messages.rounds import Abort, Commit, DraftEvent, PoolLoad, Refusal, RefusalReason, Submit, TargetEvent
 from cluster.runtime.engine_loop import EngineError
 from tests.engines import Pool, TinyRouter, draft_pool, plain_output, target_pool
 from tests.fakes import sampling

@@ -9,7 +9,8 @@ import pytest
 
 from cluster.config import Device, DType, PoolConfig, SpeculationConfig
 from cluster.core.ngram import NgramIndex
-from cluster.messages import Commit, DraftBlock, DraftLengthMode, HoldMode, Submit
+from cluster.messages.request import DraftLengthMode, HoldMode
+from cluster.messages.rounds import Commit, DraftBlock, Submit
 from cluster.runtime.factory import load_draft_engine, load_engine
 from tests.engines import Pool, TinyRouter
 from tests.fakes import TINY_VOCAB, sampling

@@ -10,7 +10,7 @@ import torch
 
 from cluster.config import Device, DType, PoolConfig, Quantization
 from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.kv_store import total_memory
 from cluster.runtime.model_runner import ModelRunner, build_runner, weight_dtype
 from cluster.runtime.model_spec import ModelError

@@ -9,18 +9,18 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from cluster.messages import (
+from cluster.messages.answer import FinishReason
+from cluster.messages.request import SamplingParams
+from cluster.messages.rounds import (
     Abort,
     Close,
     Commit,
     Committed,
     DraftBlock,
-    FinishReason,
     Open,
     PoolLoad,
     Refusal,
     RefusalReason,
-    SamplingParams,
     Submit,
 )
 from cluster.transport import limits

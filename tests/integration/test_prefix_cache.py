@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from cluster.config import ClusterConfig, DraftLengthMode, DType, HoldMode, ModelConfig, PoolConfig, SpeculationConfig
-from cluster.messages import GenerateRequest, GenerationStats, SamplingParams
+from cluster.messages.answer import GenerationStats
+from cluster.messages.request import GenerateRequest, SamplingParams
 from cluster.router.local import LocalModel, LocalSystem, load_local_model
 
 pytestmark = pytest.mark.integration

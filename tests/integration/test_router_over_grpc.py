@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from cluster.config import ClusterConfig, ModelConfig, PoolConfig, SpeculationConfig
-from cluster.messages import GenerateRequest, TokenDelta
+from cluster.messages.answer import TokenDelta
+from cluster.messages.request import GenerateRequest
 from cluster.router.observer import RequestFinished, RequestResumed, RoundFinished
 from cluster.router.replica_set import Pool as PoolName
 from cluster.router.replica_set import ReplicaInfo

@@ -7,7 +7,7 @@ import torch
 
 from cluster.core.logit_history import LogitHistory
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.sampler import make_sampler
 from cluster.runtime.sampling_batch import SamplingBatch
 from tests.fakes import sampling_batch

@@ -13,7 +13,7 @@ from scipy import stats
 
 from cluster.core.acceptance import accept_equal
 from cluster.core.sampling import kept_weights
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.sampler_cpu import CpuSampler
 from cluster.runtime.sampling_batch import NO_TOP_K, SamplingBatch
 

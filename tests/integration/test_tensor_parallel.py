@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.config import Device, PoolConfig
 from cluster.core.step import SchedulerOutput, StepOutput
-from cluster.messages import Refusal, RefusalReason, Submit
+from cluster.messages.rounds import Refusal, RefusalReason, Submit
 from cluster.runtime.engine import Engine
 from cluster.runtime.engine_loop import EngineError
 from cluster.runtime.factory import draft_engine, target_engine

@@ -17,7 +17,7 @@ from cluster.control.dimensions import MAX_NAMES, Dimension, output_range, promp
 from cluster.control.finished_request import FinishedRequest, FollowedPolicy, Outcome, RequestGuesses, RequestTimes
 from cluster.control.log_histogram import RELATIVE_ERROR
 from cluster.control.top_names import OTHER
-from cluster.messages import Drafter
+from cluster.messages.request import Drafter
 
 pytestmark = pytest.mark.property
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cluster.core.block_pool import BlockPool
 from cluster.core.draft_scheduler import DraftSchedulerConfig
 from cluster.core.kv_cache import KVCacheManager
-from cluster.messages import Close, Committed, DraftBlock, DraftCommand, DraftEvent, Open, PoolLoad
+from cluster.messages.rounds import Close, Committed, DraftBlock, DraftCommand, DraftEvent, Open, PoolLoad
 from cluster.runtime.drafter import DraftEngine
 from tests.fakes import ToyModel, ToyRunner, sampling
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.messages import Abort, Commit, DraftBlock, DraftLengthMode, FinishReason, HoldMode, Refusal, Submit
+from cluster.messages.answer import FinishReason
+from cluster.messages.request import DraftLengthMode, HoldMode
+from cluster.messages.rounds import Abort, Commit, DraftBlock, Refusal, Submit
 from tests.engines import TinyRouter, draft_pool, plain_output, target_pool
 from tests.fakes import sampling
 

@@ -11,18 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.messages import (
-    Commit,
-    DraftBlock,
-    Drafter,
-    DraftLengthMode,
-    FinishReason,
-    GenerateRequest,
-    HoldMode,
-    Refusal,
-    SpeculationOverride,
-    Submit,
-)
+from cluster.messages.answer import FinishReason
+from cluster.messages.request import Drafter, DraftLengthMode, GenerateRequest, HoldMode, SpeculationOverride
+from cluster.messages.rounds import Commit, DraftBlock, Refusal, Submit
 from cluster.runtime.sampler import Sampler
 from cluster.runtime.sampler_cpu import CpuSampler
 from cluster.runtime.sampler_torch import TorchSampler

@@ -15,7 +15,7 @@ from cluster.core import sampling as reference
 from cluster.core.logit_history import LogitHistory, logit_history
 from cluster.core.sampling import RowFault
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.logit_adjustments import LogitAdjustments
 from cluster.runtime.sampler import Sampler
 from cluster.runtime.sampling_batch import SamplingBatch

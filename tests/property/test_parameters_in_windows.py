@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.messages import Commit, Drafter, GenerateRequest, SpeculationOverride, Submit
+from cluster.messages.request import Drafter, GenerateRequest, SpeculationOverride
+from cluster.messages.rounds import Commit, Submit
 from cluster.runtime.sampler import Sampler
 from cluster.runtime.sampler_cpu import CpuSampler
 from cluster.runtime.sampler_torch import TorchSampler

@@ -17,7 +17,7 @@ from cluster.control.bucketing import bucket, in_percent
 from cluster.control.document import DocumentError, Flaw, Match, RuleAction, parse_document
 from cluster.control.explain import explain
 from cluster.control.policy import Decision, PolicyContext, Reason, SpeculationPolicy, evaluate
-from cluster.messages import Drafter, SpeculationOverride
+from cluster.messages.request import Drafter, SpeculationOverride
 from cluster.router.policy_source import PolicySource
 from tests.policies import CONTEXTS, default_only, documents
 

@@ -13,17 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.config import SpeculationConfig
-from cluster.messages import (
-    Close,
-    Commit,
-    Committed,
-    DraftBlock,
-    Drafter,
-    GenerateRequest,
-    Refusal,
-    SetDraftLimit,
-    Submit,
-)
+from cluster.messages.request import Drafter, GenerateRequest
+from cluster.messages.rounds import Close, Commit, Committed, DraftBlock, Refusal, SetDraftLimit, Submit
 from cluster.router.observer import Outcome, RequestFinished, RequestStarted
 from cluster.transport.loopback import NO_FAULTS, Faults
 from tests.policies import default_only

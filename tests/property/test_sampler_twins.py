@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cluster.core import sampling as reference
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.sampler import Sampler
 from cluster.runtime.sampler_cpu import CpuSampler
 from cluster.runtime.sampler_torch import TorchSampler

@@ -15,16 +15,9 @@ from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.core.step import SchedulerOutput
-from cluster.messages import (
-    Commit,
-    DraftBlock,
-    DraftLengthMode,
-    FinishReason,
-    HoldMode,
-    SamplingParams,
-    SetDraftLimit,
-    Submit,
-)
+from cluster.messages.answer import FinishReason
+from cluster.messages.request import DraftLengthMode, HoldMode, SamplingParams
+from cluster.messages.rounds import Commit, DraftBlock, SetDraftLimit, Submit
 from tests.fakes import ToyModel, ToyRunner
 
 pytestmark = pytest.mark.property

@@ -13,7 +13,8 @@ from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.core.tenant_shares import TenantShares
 from cluster.core.waiting_line import AGING_INTERVAL, in_order_of_keeping
-from cluster.messages import Commit, DraftLengthMode, HoldMode, Submit
+from cluster.messages.request import DraftLengthMode, HoldMode
+from cluster.messages.rounds import Commit, Submit
 from tests.fakes import ToyModel, ToyRunner, sampling
 
 pytestmark = pytest.mark.property

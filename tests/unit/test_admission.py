@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.router.admission import Admission
 
 pytestmark = pytest.mark.unit

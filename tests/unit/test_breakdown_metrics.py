@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cluster.control.finished_request import FinishedRequest, FollowedPolicy, Outcome, RequestGuesses, RequestTimes
-from cluster.messages import Drafter
+from cluster.messages.request import Drafter
 from cluster.metrics.breakdown import DIMENSIONS, MAX_CHILDREN, MAX_VALUES, BreakdownMetrics
 from tests.finished import finished, guessed
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.messages import Commit, ErrorKind, FinishReason, RequestError, TokenDelta, TokenLogprobs
+from cluster.messages.answer import ErrorKind, FinishReason, RequestError, TokenDelta, TokenLogprobs
+from cluster.messages.rounds import Commit
 from cluster.router.delivery import Delivery
 from cluster.router.observer import TokensDelivered
 from cluster.tokenizer import IncrementalDetokenizer

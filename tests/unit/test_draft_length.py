@@ -8,7 +8,7 @@ import pytest
 
 from cluster.core.cost_model import ArrivalCost, StepCost
 from cluster.core.draft_length import DraftLengthConfig, DraftLengthController, DraftLengthState
-from cluster.messages import MAX_DRAFT_TOKENS, DraftLengthMode
+from cluster.messages.request import MAX_DRAFT_TOKENS, DraftLengthMode
 
 pytestmark = pytest.mark.unit
 

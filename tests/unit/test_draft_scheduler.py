@@ -4,7 +4,7 @@ from cluster.core.block_pool import BlockPool
 from cluster.core.draft_scheduler import DraftScheduler, DraftSchedulerConfig
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.step import SchedulerOutput
-from cluster.messages import Close, Committed, DraftBlock, Open, Refusal, RefusalReason
+from cluster.messages.rounds import Close, Committed, DraftBlock, Open, Refusal, RefusalReason
 from tests.engines import BLOCK_SIZE
 from tests.fakes import ToyModel, ToyRunner, sampling
 

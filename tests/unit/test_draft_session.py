@@ -1,7 +1,8 @@
 import pytest
 
 from cluster.core.draft_session import CommitOutcome, DraftSession
-from cluster.messages import MAX_DRAFT_TOKENS, Committed, Open
+from cluster.messages.request import MAX_DRAFT_TOKENS
+from cluster.messages.rounds import Committed, Open
 from tests.fakes import sampling
 
 pytestmark = pytest.mark.unit

@@ -6,13 +6,13 @@ import pytest
 
 from cluster.core.scheduler import Scheduler
 from cluster.core.step import StepOutput
-from cluster.messages import (
+from cluster.messages.answer import FinishReason
+from cluster.messages.rounds import (
     Abort,
     Close,
     Commit,
     Committed,
     DraftBlock,
-    FinishReason,
     Open,
     PoolLoad,
     Refusal,

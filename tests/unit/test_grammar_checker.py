@@ -10,7 +10,7 @@ import pytest
 from cluster.core.grammar import GrammarError
 from cluster.grammar import checker as checking
 from cluster.grammar.checker import CheckerBusy, Child, GrammarChecker
-from cluster.messages import Grammar, GrammarKind
+from cluster.messages.request import Grammar, GrammarKind
 from cluster.tokenizer import Vocabulary
 from tests.fakes import byte_tokenizer
 from tests.grammars import regex

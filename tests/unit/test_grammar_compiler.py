@@ -9,7 +9,7 @@ import pytest
 
 from cluster.core.grammar import GrammarError, GrammarGuide
 from cluster.grammar.compiler import GrammarCompiler, Matcher
-from cluster.messages import Grammar, GrammarKind
+from cluster.messages.request import Grammar, GrammarKind
 from tests.fakes import EOS_ID, byte_tokenizer
 from tests.grammars import PIECES, InstantGrammars, regex
 

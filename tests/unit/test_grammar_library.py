@@ -8,7 +8,9 @@ import pytest
 
 from cluster.core.grammar import GrammarError
 from cluster.grammar.compiler import GrammarCompiler, Matcher
-from cluster.messages import Abort, Commit, FinishReason, Grammar, Refusal, RefusalReason, Submit
+from cluster.messages.answer import FinishReason
+from cluster.messages.request import Grammar
+from cluster.messages.rounds import Abort, Commit, Refusal, RefusalReason, Submit
 from cluster.runtime.grammar_library import GrammarLibrary
 from cluster.tokenizer import TokenizerError
 from tests.engines import EOS, target_pool

@@ -11,7 +11,8 @@ from cluster.core.draft_length import DraftLengthConfig, DraftLengthController, 
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.core.step import SchedulerOutput
-from cluster.messages import Commit, DraftBlock, DraftLengthMode, HoldMode, SetDraftLimit, Submit
+from cluster.messages.request import DraftLengthMode, HoldMode
+from cluster.messages.rounds import Commit, DraftBlock, SetDraftLimit, Submit
 from tests.fakes import ToyModel, ToyRunner, sampling
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.messages import Abort, Commit, DraftBlock, Refusal, RefusalReason
+from cluster.messages.rounds import Abort, Commit, DraftBlock, Refusal, RefusalReason
 from cluster.transport.hub import PoolHub
 from cluster.transport.loopback import NO_FAULTS, Faults, FaultSchedule, LoopbackStream
 from cluster.transport.stream import CloseCause, StreamClosed

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cluster.core.step import SchedulerOutput
-from cluster.messages import Refusal, RefusalReason, Submit
+from cluster.messages.rounds import Refusal, RefusalReason, Submit
 from cluster.runtime.engine_loop import EngineError
 from cluster.runtime.work import RunnerLost
 from tests.engines import Pool, target_pool

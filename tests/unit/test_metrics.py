@@ -12,7 +12,8 @@ from cluster.control.finished_request import FollowedPolicy
 from cluster.control.policy import Reason
 from cluster.core.speculation import FallbackCause
 from cluster.core.step import PrefixCacheStats, SchedulerStats, StepStats
-from cluster.messages import Drafter, GenerationStats, PolicyStamp
+from cluster.messages.answer import GenerationStats, PolicyStamp
+from cluster.messages.request import Drafter
 from cluster.metrics.labels import (
     MAX_DECISIONS,
     MAX_PAIRS,

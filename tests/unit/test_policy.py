@@ -8,7 +8,7 @@ import pytest
 
 from cluster.control.bucketing import bucket
 from cluster.control.policy import Decision, PolicyContext, Reason, evaluate
-from cluster.messages import Drafter, SpeculationOverride
+from cluster.messages.request import Drafter, SpeculationOverride
 from tests.policies import default_only, default_settings, policy
 
 pytestmark = pytest.mark.unit

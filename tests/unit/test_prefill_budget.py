@@ -14,7 +14,8 @@ from cluster.core.kv_cache import KVCacheManager
 from cluster.core.prefill_budget import PromptAllowance, PromptCost, num_pairs
 from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, StepOutput
-from cluster.messages import DraftLengthMode, HoldMode, Submit
+from cluster.messages.request import DraftLengthMode, HoldMode
+from cluster.messages.rounds import Submit
 from tests.fakes import sampling
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,8 @@ import pytest
 from cluster.core.block_pool import BlockPool, IntegrityError
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.prefix_cache import BlockContent, PrefixCache, TokenChain, root_key
-from cluster.messages import Abort, Close, Commit, Committed, DraftBlock, HoldMode, Open, Submit
+from cluster.messages.request import HoldMode
+from cluster.messages.rounds import Abort, Close, Commit, Committed, DraftBlock, Open, Submit
 from tests.engines import BLOCK_SIZE, Pool, draft_pool, plain_output, target_pool
 from tests.fakes import sampling
 

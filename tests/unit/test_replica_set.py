@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.messages import PoolLoad
+from cluster.messages.rounds import PoolLoad
 from cluster.router.replica_set import FIRST_RETRY_S, LAST_RETRY_S, Pool, ReplicaInfo, ReplicaSet
 from cluster.transport.stream import CloseCause, StreamClosed
 

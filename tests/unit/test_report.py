@@ -10,7 +10,7 @@ from cluster.control.dimensions import Dimension
 from cluster.control.finished_request import FinishedRequest, Outcome
 from cluster.control.report import Report, report
 from cluster.control.report_query import ReportQuery, parse_query
-from cluster.messages import RequestError
+from cluster.messages.answer import RequestError
 from tests.finished import finished, guessed
 
 pytestmark = pytest.mark.unit

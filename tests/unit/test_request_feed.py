@@ -10,7 +10,9 @@ from cluster.control.cohort import Cohort, RequestRecord
 from cluster.control.finished_request import FinishedRequest, FollowedPolicy, Outcome, RequestTimes, cohort_record
 from cluster.control.log_histogram import RELATIVE_ERROR
 from cluster.core.speculation import FallbackCause
-from cluster.messages import Commit, Drafter, GenerationStats, PolicyStamp
+from cluster.messages.answer import GenerationStats, PolicyStamp
+from cluster.messages.request import Drafter
+from cluster.messages.rounds import Commit
 from cluster.router.observer import RequestFinished, RequestLabels
 from cluster.router.request_feed import RequestFeed
 from cluster.router.request_meter import RequestMeter

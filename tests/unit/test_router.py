@@ -9,15 +9,9 @@ import pytest
 
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.core.speculation import FallbackCause
-from cluster.messages import (
-    Commit,
-    Drafter,
-    ErrorKind,
-    FinishReason,
-    HoldMode,
-    RequestError,
-    SpeculationOverride,
-)
+from cluster.messages.answer import ErrorKind, FinishReason, RequestError
+from cluster.messages.request import Drafter, HoldMode, SpeculationOverride
+from cluster.messages.rounds import Commit
 from cluster.router.observer import (
     BlockVerified,
     FellBack,

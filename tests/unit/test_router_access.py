@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.control.store import Kind, Snapshot, VersionInfo
-from cluster.messages import ErrorKind, RequestError
+from cluster.messages.answer import ErrorKind, RequestError
 from cluster.router.observer import Outcome, RequestFinished
 from cluster.router.router import Router
 from tests.toy_cluster import collect, request, right_output, tokens_of, toy_cluster

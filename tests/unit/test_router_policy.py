@@ -12,7 +12,9 @@ import pytest
 from cluster.config import SpeculationConfig
 from cluster.control.document import DocumentError
 from cluster.core.speculation import FallbackCause
-from cluster.messages import Committed, DraftBlock, Drafter, Open, PolicyStamp, SetDraftLimit, TokenDelta
+from cluster.messages.answer import PolicyStamp, TokenDelta
+from cluster.messages.request import Drafter
+from cluster.messages.rounds import Committed, DraftBlock, Open, SetDraftLimit
 from cluster.router.observer import FellBack, PolicyApplied, ProposalForwarded, RequestFinished
 from cluster.router.replica_set import Pool
 from cluster.router.request_log import REQUEST_LOGGER

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from cluster.core.routing import Candidate, filter_ready, pick
-from cluster.messages import PoolLoad
+from cluster.messages.rounds import PoolLoad
 
 pytestmark = pytest.mark.unit
 

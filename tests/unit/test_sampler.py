@@ -12,7 +12,7 @@ import torch
 from cluster.core import sampling as reference
 from cluster.core.sampling import InvalidLogits, RowFault
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.sampler import Sampler, SamplerOutput, collect_step_output, make_sampler
 from cluster.runtime.sampler_cpu import CpuSampler
 from cluster.runtime.sampler_torch import TorchSampler

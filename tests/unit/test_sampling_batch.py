@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.sampling_batch import NO_TOP_K, SamplingBatch
 
 pytestmark = pytest.mark.unit

@@ -11,17 +11,9 @@ from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.core.step import SampledTokens, SchedulerOutput, StepOutput
-from cluster.messages import (
-    Commit,
-    DraftBlock,
-    DraftLengthMode,
-    FinishReason,
-    HoldMode,
-    RefusalReason,
-    StepTimings,
-    Submit,
-    TokenLogprobs,
-)
+from cluster.messages.answer import FinishReason, TokenLogprobs
+from cluster.messages.request import DraftLengthMode, HoldMode
+from cluster.messages.rounds import Commit, DraftBlock, RefusalReason, StepTimings, Submit
 from tests.fakes import ToyModel, ToyRunner, sampling
 
 pytestmark = pytest.mark.unit

@@ -22,7 +22,9 @@ from cluster.core.speculation import (
     SpeculationSession,
     ToDraft,
 )
-from cluster.messages import Commit, Committed, DraftBlock, Drafter, FinishReason, Open, SamplingParams, TokenLogprobs
+from cluster.messages.answer import FinishReason, TokenLogprobs
+from cluster.messages.request import Drafter, SamplingParams
+from cluster.messages.rounds import Commit, Committed, DraftBlock, Open
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.config import SpeculationConfig
 from cluster.core.step import StepStats
-from cluster.messages import Submit
+from cluster.messages.rounds import Submit
 from cluster.router.observer import FellBack, ProposalForwarded
 from cluster.router.replica_set import Pool
 from tests.policies import policy

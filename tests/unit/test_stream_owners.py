@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.messages import (
+from cluster.messages.answer import FinishReason
+from cluster.messages.request import SamplingParams
+from cluster.messages.rounds import (
     Abort,
     Close,
     Commit,
     Committed,
     DraftBlock,
-    FinishReason,
     Open,
     PoolLoad,
     Refusal,
     RefusalReason,
-    SamplingParams,
     SetDraftLimit,
 )
 from cluster.transport.draft_stream import DraftOwners

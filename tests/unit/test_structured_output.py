@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic_core import PydanticCustomError
 
-from cluster.messages import Grammar, GrammarKind
+from cluster.messages.request import Grammar, GrammarKind
 from cluster.transport.structured_output import ANY_OBJECT, parse_response_format, parse_structured_outputs
 from tests.unit.test_grammar_compiler import matches
 

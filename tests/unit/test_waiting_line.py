@@ -8,7 +8,7 @@ from cluster.core.admission import SchedulerConfig, make_sequence
 from cluster.core.sequence import Sequence
 from cluster.core.tenant_shares import TenantShares
 from cluster.core.waiting_line import AGING_INTERVAL, WaitingLine, in_order_of_keeping, in_order_of_service
-from cluster.messages import Submit
+from cluster.messages.rounds import Submit
 from tests.fakes import sampling
 
 pytestmark = pytest.mark.unit

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
-from cluster.messages import SamplingParams
+from cluster.messages.request import SamplingParams
 from cluster.runtime.attention import make_attention
 from cluster.runtime.generic.pager import IMPLEMENTATION, AttentionLayer, Pager, connect
 from cluster.runtime.generic.probe import NUM_TOKENS, Recorder, check_equal, check_layers, in_pieces, probe_tokens

@@ -7,8 +7,10 @@ from pathlib import Path, PurePath
 from typing import Annotated, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from cluster.frozen_model import Frozen
+from cluster.kubernetes_config import KubernetesConfig
 from cluster.messages.request import Drafter
 from cluster.messages.request import DraftLengthMode as DraftLengthMode  # re-exported: values of a field below
 from cluster.messages.request import HoldMode as HoldMode
@@ -18,8 +20,10 @@ class ConfigError(ValueError):
     """The configuration cannot be used; the message names the field and the limit."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+# Names and values that both Ray and Kubernetes take.
+LabelName = Annotated[str, Field(pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")]
+LabelSelector = Annotated[dict[LabelName, LabelValue], Field(description="labels that a replica's Ray node must have")]
 
 
 class Device(StrEnum):
@@ -41,7 +45,7 @@ class Quantization(StrEnum):
     INT8 = "int8"
 
 
-class PoolConfig(_Frozen):
+class PoolConfig(Frozen):
     """One pool of replicas of one model."""
 
     path: str = Field(description="a known model name, a directory in transformers' format, a .gguf file, or a hub id")
@@ -63,6 +67,7 @@ class PoolConfig(_Frozen):
     num_threads: Annotated[int, Field(ge=1)] | None = Field(default=None, description="None: all cores of the machine")
     num_cpus: Annotated[float, Field(ge=0)] = 0.5
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    label_selector: LabelSelector | None = None
 
     @property
     def version_name(self) -> str:
@@ -76,7 +81,7 @@ class PoolConfig(_Frozen):
         return self
 
 
-class ModelConfig(_Frozen):
+class ModelConfig(Frozen):
     """A served model: its target pool and, optionally, the draft pool that guesses for it."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
@@ -84,7 +89,7 @@ class ModelConfig(_Frozen):
     draft: PoolConfig | None = None
 
 
-class SpeculationConfig(_Frozen):
+class SpeculationConfig(Frozen):
     """Defaults; a request may override them, policy may forbid them."""
 
     enabled: bool = True
@@ -98,7 +103,7 @@ class SpeculationConfig(_Frozen):
     ngram_max_match: Annotated[int, Field(ge=1, le=32)] = 5
 
 
-class RouterConfig(_Frozen):
+class RouterConfig(Frozen):
     replicas: Annotated[int, Field(ge=1)] = 1
     host: str = "127.0.0.1"
     http_port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -107,18 +112,20 @@ class RouterConfig(_Frozen):
     max_tenants: Annotated[int, Field(ge=1)] = 10_000
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     num_cpus: Annotated[float, Field(ge=0)] = 0.2
+    label_selector: LabelSelector | None = None
 
 
-class ControlConfig(_Frozen):
+class ControlConfig(Frozen):
     """The control service: one replica that keeps policies, API keys and rollouts."""
 
     store: Annotated[str, Field(pattern=r"^(sqlite:///|rediss?://|unix://).", max_length=1024)] = (
         "sqlite:///~/.local/state/paceline/control.db"
     )
     num_cpus: Annotated[float, Field(ge=0)] = 0.1
+    label_selector: LabelSelector | None = None
 
 
-class ClusterConfig(_Frozen):
+class ClusterConfig(Frozen):
     """The whole system."""
 
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)]
@@ -126,6 +133,7 @@ class ClusterConfig(_Frozen):
     router: RouterConfig = RouterConfig()
     control: ControlConfig = ControlConfig()
     device: Device = Device.AUTO
+    kubernetes: KubernetesConfig | None = None
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

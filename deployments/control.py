@@ -17,6 +17,7 @@ from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken
 from cluster.transport.control_servicer import ControlServicer, GrpcControlServicer, RouterServicer
 from cluster.transport.protocol import StreamSettings
 from cluster.transport.server import server_options
+from deployments.live_config import LiveConfig, with_live_part
 from protos.paceline.v1 import control_pb2_grpc
 
 STOP_GRACE_S = 1.0
@@ -28,6 +29,7 @@ class ControlReplica:
     """Owns the control service and the port on which routers reach it."""
 
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits constructors
+        self._config = config
         store = await open_store(_store_url(config.control.store))
         self._service = ControlService(store, default_document(config), time.time)
         await self._service.start()
@@ -40,6 +42,10 @@ class ControlReplica:
         host = ray.util.get_node_ip_address()
         self._address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         await self._server.start()
+
+    def reconfigure(self, user_config: LiveConfig) -> None:
+        """Called by Serve with the live part of the configuration, first of all after the constructor."""
+        self._service.set_default_policy(default_document(with_live_part(self._config, user_config)))
 
     def record_replica_metadata(self) -> dict[str, object]:
         return {"address": self._address}

@@ -11,9 +11,9 @@ from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from cluster.config import ClusterConfig
-from deployments.app import GRPC_SERVICER_FUNCTIONS, build
+from deployments.app import build
+from deployments.names import APPLICATION, GRPC_SERVICER_FUNCTIONS
 
-APPLICATION = "paceline"
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through Ray's object store
 
 
@@ -48,6 +48,6 @@ def _serve(config: ClusterConfig) -> None:
     router = config.router
     serve.start(
         http_options=HTTPOptions(host=router.host, port=router.http_port),
-        grpc_options=gRPCOptions(port=router.grpc_port, grpc_servicer_functions=GRPC_SERVICER_FUNCTIONS),
+        grpc_options=gRPCOptions(port=router.grpc_port, grpc_servicer_functions=list(GRPC_SERVICER_FUNCTIONS)),
     )
     serve.run(build(config), name=APPLICATION, route_prefix="/")

@@ -34,6 +34,7 @@ from cluster.transport.control_servicer import ControlServicer
 from cluster.transport.inference_servicer import InferenceServicer, policy_metadata
 from cluster.transport.openai_api import ApiOptions, create_app
 from deployments.discovery import control_address_from, discover_from
+from deployments.live_config import LiveConfig, with_live_part
 from deployments.serve_grpc import answer, call_metadata, ending_calls
 from protos.paceline.v1 import control_pb2 as control_pb
 from protos.paceline.v1 import inference_pb2 as pb
@@ -47,6 +48,7 @@ class RouterReplica:
         self, config: ClusterConfig, pools: Mapping[str, DeploymentHandle], control: DeploymentHandle
     ) -> None:
         _log_requests()
+        self._config = config
         self._registry = CollectorRegistry()
         tokenizers = {model.name: Tokenizer.load(resolve_model(model.target.path)) for model in config.models}
         self._router = Router(
@@ -143,6 +145,10 @@ class RouterReplica:
                     yield document
 
     # --- life ---
+
+    def reconfigure(self, user_config: LiveConfig) -> None:
+        """Called by Serve with the live part of the configuration, first of all after the constructor."""
+        self._router.reconfigure(with_live_part(self._config, user_config))
 
     async def __del__(self) -> None:
         await self._link.stop()

@@ -6,7 +6,7 @@ import logging
 
 import typer
 
-from cluster.cli import access, bench, chat, generate, models, policy, report, rollout, serve, speculation, status
+from cluster.cli import access, bench, chat, generate, k8s, models, policy, report, rollout, serve, speculation, status
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -25,6 +25,7 @@ app.command()(status.status)
 app.command()(report.report)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
 app.add_typer(models.models_app, name="models")
+app.add_typer(k8s.k8s_app, name="k8s")
 app.add_typer(policy.policy_app, name="policy")
 app.add_typer(speculation.speculation_app, name="speculation")
 app.add_typer(rollout.rollout_app, name="rollout")

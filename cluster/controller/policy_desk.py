@@ -25,9 +25,9 @@ class PolicyDesk:
     def __init__(
         self, store: ControlStore, board: Board, default_policy: PolicyDocument, clock: Callable[[], float]
     ) -> None:
+        self.default_policy = default_policy
         self._store = store
         self._board = board
-        self._default = default_policy
         self._clock = clock
 
     def in_force(self) -> Snapshot | None:
@@ -55,7 +55,7 @@ class PolicyDesk:
         """Change the policy that stands; an edit that gives None leaves it as it is."""
 
         async def write(standing: Snapshot | None) -> Snapshot:
-            document = self._default if standing is None else parse_document(standing.text)
+            document = self.default_policy if standing is None else parse_document(standing.text)
             edited = edit(document)
             if edited is None and standing is not None:
                 return standing

@@ -56,6 +56,10 @@ class ControlService:
         self._tasks = [asyncio.create_task(self._follow(kind), name=f"control-{kind}") for kind in Kind]
         self._tasks.append(asyncio.create_task(self.rollouts.run(), name="control-rollouts"))
 
+    def set_default_policy(self, default_policy: PolicyDocument) -> None:
+        """Let the first switch change this one."""
+        self._policy.default_policy = default_policy
+
     async def stop(self) -> None:
         while running := [task for task in self._tasks if not task.done()]:
             for task in running:

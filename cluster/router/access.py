@@ -15,11 +15,11 @@ class Access:
     """Owns the access document in force and what tenants have used of their quotas.
 
     Each of `num_routers` lets in its share of a quota on its own, so a tenant whose requests all come to one router
-    gets that share only.
+    gets that share only. The number may change at any time.
     """
 
     def __init__(self, num_routers: int, clock: Callable[[], float]) -> None:
-        self._num_routers = num_routers
+        self.num_routers = num_routers
         self._clock = clock
         self._table = OPEN
         self._quotas = Quotas(self._quota)
@@ -54,4 +54,4 @@ class Access:
             self._quotas.release(tenant)
 
     def _quota(self, tenant: str) -> Quota:
-        return self._table.quota(tenant).share(self._num_routers)
+        return self._table.quota(tenant).share(self.num_routers)

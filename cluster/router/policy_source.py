@@ -9,6 +9,8 @@ from cluster.control.document import SCHEMA, PolicyDocument, parse_document
 from cluster.control.policy import SpeculationPolicy
 from cluster.messages.request import Drafter
 
+DEFAULT_VERSION = 0  # of what the configuration says, while no document has been put in force
+
 
 class PolicySource:
     """Owns the policy in force. It is replaced as a whole, and whoever follows it is told in the same call."""
@@ -28,6 +30,11 @@ class PolicySource:
         if self.on_change is not None:
             self.on_change()
 
+    def apply_default(self, document: PolicyDocument) -> None:
+        """Put other configured defaults in force, unless a document of the control service is."""
+        if self._current.version == DEFAULT_VERSION:
+            self.apply(document, DEFAULT_VERSION)
+
 
 def default_document(config: ClusterConfig) -> PolicyDocument:
     """What the configuration's `speculation` section says, as a document without rules."""
@@ -40,4 +47,4 @@ def default_document(config: ClusterConfig) -> PolicyDocument:
 
 def default_policy(config: ClusterConfig) -> SpeculationPolicy:
     """The configured defaults as version 0 of the policy."""
-    return SpeculationPolicy.of(default_document(config), 0)
+    return SpeculationPolicy.of(default_document(config), DEFAULT_VERSION)

@@ -19,7 +19,7 @@ from cluster.router.access import Access
 from cluster.router.admission import Admission, PoolGuard
 from cluster.router.delivery import Delivery
 from cluster.router.observer import PolicyApplied, RequestFinished, RouterObserver
-from cluster.router.policy_source import PolicySource, default_policy
+from cluster.router.policy_source import PolicySource, default_document, default_policy
 from cluster.router.replica_set import Discover, Pool, ReplicaInfo, ReplicaSet
 from cluster.router.request_flow import RequestFlow
 from cluster.router.request_record import RequestRecord
@@ -169,6 +169,11 @@ class Router:
             raise
         finally:
             self.on_finished(record.finish(context.clock()))
+
+    def reconfigure(self, config: ClusterConfig) -> None:
+        """Follow another number of routers and other speculation defaults, from the event loop. The rest is ignored."""
+        self.access.num_routers = config.router.replicas
+        self.policy.apply_default(default_document(config))
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 

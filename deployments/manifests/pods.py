@@ -1,0 +1,137 @@
+"""Pod templates of Ray's nodes: what runs in them, with what, and as whom."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from cluster.config import ClusterConfig
+from cluster.kubernetes_config import KubernetesConfig, PodConfig
+from deployments.manifests.names import (
+    ADMIN_TOKEN_KEY,
+    APP_LABELS,
+    GRPC_PORT_NAME,
+    HTTP_PORT_NAME,
+    STORE_URL_KEY,
+    from_secret,
+)
+from deployments.manifests.worker_groups import PoolName, WorkerGroup, pod_config
+
+Json = dict[str, Any]
+
+USER_ID: Final = 1000  # `ray` in Ray's images
+GROUP_ID: Final = 100
+MODELS_PATH: Final = "/models"
+CACHE_PATH: Final = "/var/cache/paceline"
+CONTAINER_SECURITY: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+POD_SECURITY: Final = {
+    "runAsNonRoot": True,
+    "runAsUser": USER_ID,
+    "runAsGroup": GROUP_ID,
+    "fsGroup": GROUP_ID,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def head_template(config: ClusterConfig, kubernetes: KubernetesConfig) -> Json:
+    """The pod of Ray's head: the dashboard, Serve's controller and a proxy, but no replica."""
+    pod = pod_config(kubernetes, "head")
+    dashboard = [
+        {"name": "gcs-server", "containerPort": 6379},
+        {"name": "dashboard", "containerPort": 8265},
+        {"name": "client", "containerPort": 10001},
+        {"name": "as-metrics", "containerPort": 44217},
+        {"name": "dash-metrics", "containerPort": 44227},
+    ]
+    container = _ray_container("ray-head", config, kubernetes, pod, 0)
+    return _template({"pool": "head"}, container | {"ports": dashboard + container["ports"]}, [], pod, kubernetes)
+
+
+def worker_template(group: WorkerGroup, config: ClusterConfig, kubernetes: KubernetesConfig) -> Json:
+    """The pod of a worker group."""
+    container = _ray_container("ray-worker", config, kubernetes, group.pod, group.num_gpus)
+    if group.labels["pool"] == PoolName.ROUTER:
+        container["env"] += _control_secrets(kubernetes.secret)
+    inits = [] if kubernetes.model_claim else [_fetching(config, kubernetes.image)]
+    return _template(group.labels, container, inits, group.pod, kubernetes)
+
+
+def _control_secrets(secret: str) -> list[Json]:
+    """What routers and the control service, which runs beside them, must know."""
+    return [
+        from_secret("PACELINE_ADMIN_TOKEN", secret, ADMIN_TOKEN_KEY),
+        from_secret("PACELINE_STORE_URL", secret, STORE_URL_KEY),
+    ]
+
+
+def _template(
+    labels: dict[str, str], container: Json, inits: list[Json], pod: PodConfig, kubernetes: KubernetesConfig
+) -> Json:
+    spec: Json = {
+        "securityContext": POD_SECURITY,
+        "terminationGracePeriodSeconds": 60,
+        "containers": [container],
+        "volumes": _volumes(pod, kubernetes),
+    }
+    if inits:
+        spec["initContainers"] = inits
+    if pod.node_selector:
+        spec["nodeSelector"] = pod.node_selector
+    if pod.tolerations:
+        spec["tolerations"] = [toleration.model_dump(mode="json", exclude_none=True) for toleration in pod.tolerations]
+    return {"metadata": {"labels": APP_LABELS | labels}, "spec": spec}
+
+
+def _ray_container(
+    name: str, config: ClusterConfig, kubernetes: KubernetesConfig, pod: PodConfig, num_gpus: int
+) -> Json:
+    mounts: list[Json] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "models", "mountPath": CACHE_PATH}]
+    if kubernetes.model_claim:
+        mounts[1] = {"name": "models", "mountPath": MODELS_PATH, "readOnly": True}
+    return {
+        "name": name,
+        "image": kubernetes.image,
+        "ports": [
+            {"name": HTTP_PORT_NAME, "containerPort": config.router.http_port},
+            {"name": GRPC_PORT_NAME, "containerPort": config.router.grpc_port},
+        ],
+        "env": [{"name": "PACELINE_CACHE", "value": CACHE_PATH}],
+        "resources": _resources(pod, num_gpus),
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": mounts,
+    }
+
+
+def _resources(pod: PodConfig, num_gpus: int) -> Json:
+    """Memory and GPUs are limits too; a limit on CPUs would only throttle."""
+    limits: Json = {"memory": quantity_gib(pod.memory_gib)}
+    if num_gpus:
+        limits["nvidia.com/gpu"] = num_gpus
+    return {"requests": {"cpu": f"{round(pod.cpus * 1000)}m"} | limits, "limits": limits}
+
+
+def _volumes(pod: PodConfig, kubernetes: KubernetesConfig) -> list[Json]:
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantity_gib(pod.shm_gib)}}
+    if kubernetes.model_claim is None:
+        return [shm, {"name": "models", "emptyDir": {}}]
+    claim = {"claimName": kubernetes.model_claim, "readOnly": True}
+    return [shm, {"name": "models", "persistentVolumeClaim": claim}]
+
+
+def _fetching(config: ClusterConfig, image: str) -> Json:
+    """An init container that puts every model into the pod's cache."""
+    pools = [pool for model in config.models for pool in (model.target, model.draft) if pool is not None]
+    commands = [f"paceline models fetch {path}" for path in dict.fromkeys(pool.path for pool in pools)]
+    return {
+        "name": "fetch-models",
+        "image": image,
+        "command": ["bash", "-ec", "\n".join([*commands, ""])],
+        "env": [{"name": "PACELINE_CACHE", "value": CACHE_PATH}],
+        "resources": {"requests": {"cpu": "500m", "memory": "2Gi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [{"name": "models", "mountPath": CACHE_PATH}],
+    }
+
+
+def quantity_gib(gib: float) -> str:
+    """GiB as Kubernetes writes it."""
+    return f"{round(gib * 1024)}Mi" if gib % 1 else f"{round(gib)}Gi"

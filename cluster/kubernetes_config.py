@@ -49,6 +49,7 @@ class KubernetesConfig(Frozen):
     image: Annotated[str, Field(min_length=1)]
     namespace: DnsLabel = "paceline"
     secret: DnsLabel = "paceline"
+    monitoring_namespace: DnsLabel | None = Field(default=None, description="where a Prometheus operator runs")
     model_claim: DnsLabel | None = Field(default=None, description="a volume with models, mounted at /models")
     redis: RedisConfig
     pods: dict[str, PodConfig] = Field(description="by worker group, or by pool for all groups of it")

@@ -17,6 +17,7 @@ from cluster.runtime.engine_loop import EngineLoop
 from cluster.transport.hub import PoolHub
 from cluster.transport.protocol import CommandT, EventT
 from cluster.transport.server import PoolServer
+from deployments.metrics_port import metrics_port
 
 DRAIN_TIMEOUT_S = 20.0  # below Serve's graceful_shutdown_timeout_s
 
@@ -49,7 +50,7 @@ class PoolHost(Generic[CommandT, EventT]):
         await server.start()
         replica_id = ray.get_runtime_context().get_actor_id()
         resources = ExitStack()
-        metrics_address = resources.enter_context(serve_metrics(registry, host))
+        metrics_address = resources.enter_context(serve_metrics(registry, host, metrics_port()))
         info = ReplicaInfo(replica_id, server.address, model, pool, metrics_address, max_model_len, version)
         return cls(engine, server, info, resources)
 

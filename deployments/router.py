@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import asdict
 
 import ray
@@ -22,6 +23,7 @@ from cluster.config import ClusterConfig
 from cluster.control.store import Kind, Snapshot
 from cluster.metrics.feed import FeedMetrics
 from cluster.metrics.router import RouterMetrics
+from cluster.metrics.serving import serve_metrics
 from cluster.router.control_link import ControlLink
 from cluster.router.request_feed import RequestFeed
 from cluster.router.request_log import REQUEST_LOGGER
@@ -33,8 +35,10 @@ from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken
 from cluster.transport.control_servicer import ControlServicer
 from cluster.transport.inference_servicer import InferenceServicer, policy_metadata
 from cluster.transport.openai_api import ApiOptions, create_app
+from cluster.transport.readiness import PROBE_TENANT
 from deployments.discovery import control_address_from, discover_from
 from deployments.live_config import LiveConfig, with_live_part
+from deployments.metrics_port import metrics_port
 from deployments.serve_grpc import answer, call_metadata, ending_calls
 from protos.paceline.v1 import control_pb2 as control_pb
 from protos.paceline.v1 import inference_pb2 as pb
@@ -58,7 +62,7 @@ class RouterReplica:
         self._control = ControlServicer(lambda: self._link.backend(), self._admin_token())
         await self._router.start()
         feed = RequestFeed(time.monotonic)
-        self._router.on_finished = feed.put
+        self._router.on_finished = lambda event: None if event.labels.tenant == PROBE_TENANT else feed.put(event)
         FeedMetrics(self._registry, lambda: feed.totals)
         self._link = ControlLink(
             ray.get_runtime_context().get_actor_id(),
@@ -68,6 +72,9 @@ class RouterReplica:
             feed,
         )
         self._link.start()
+        self._metrics = ExitStack()
+        if port := metrics_port():  # else only at /metrics, where one of the router's replicas answers
+            self._metrics.enter_context(serve_metrics(self._registry, ray.util.get_node_ip_address(), port))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         options = ApiOptions(metrics=lambda: generate_latest(self._registry), service_discovery=self._metrics_targets)
@@ -153,6 +160,7 @@ class RouterReplica:
     async def __del__(self) -> None:
         await self._link.stop()
         await self._router.stop()
+        await asyncio.to_thread(self._metrics.close)
 
     def _apply_policy(self, snapshot: Snapshot) -> None:
         self._router.apply_policy(snapshot.text, snapshot.version)

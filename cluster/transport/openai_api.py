@@ -29,6 +29,7 @@ from cluster.transport.openai_objects import (
 )
 from cluster.transport.openai_schema import ChatCompletionRequest, CompletionRequest, OpenAIFields, Prompt
 from cluster.transport.prompts import ServedModel, served_model
+from cluster.transport.readiness import Readiness
 from cluster.transport.validation import parse_json
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,6 +53,7 @@ def create_app(backend: Callable[[], InferenceBackend], options: ApiOptions | No
     app.add_api_route("/v1/models", api.list_models, methods=["GET"], response_model=None)
     app.add_api_route("/v1/models/{name:path}", api.get_model, methods=["GET"], response_model=None)
     app.add_api_route("/health", api.health, methods=["GET"], response_model=None)
+    app.add_api_route("/ready", api.ready, methods=["GET"], response_model=None)
     app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
     app.add_api_route("/sd/prometheus", api.service_discovery, methods=["GET"], response_model=None)
     app.add_exception_handler(RequestError, on_request_error)
@@ -68,6 +70,7 @@ class OpenAIApi:
         self._backend = backend
         self._options = options
         self._grammars = GrammarChecks()
+        self._readiness = Readiness(backend)
         self._created = int(time.time())
 
     async def chat_completions(self, request: Request) -> Response:
@@ -113,6 +116,12 @@ class OpenAIApi:
     async def health(self) -> Response:
         ready = self._backend().ready()
         return JSONResponse({"status": "ok" if ready else "unavailable"}, 200 if ready else 503)
+
+    async def ready(self) -> Response:
+        problem = await self._readiness.problem()
+        if problem is None:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable", "reason": problem}, 503)
 
     async def metrics(self) -> Response:
         if self._options.metrics is None:

@@ -18,10 +18,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|" if "\n" in text else None)
 
 
 _Dumper.add_representer(str, _text)
+_Dumper.add_multi_representer(str, _text)  # enums of strings too
 
 
 def to_yaml(*documents: Json) -> str:

@@ -9,12 +9,19 @@ from cluster.kubernetes_config import KubernetesConfig, PodConfig
 from deployments.manifests.names import (
     ADMIN_TOKEN_KEY,
     APP_LABELS,
+    APP_METRICS_PORT,
+    APP_METRICS_PORT_NAME,
     GRPC_PORT_NAME,
+    HEAD,
+    HEAD_PORTS,
     HTTP_PORT_NAME,
+    RAY_METRICS_PORT,
+    RAY_METRICS_PORT_NAME,
     STORE_URL_KEY,
     from_secret,
 )
 from deployments.manifests.worker_groups import PoolName, WorkerGroup, pod_config
+from deployments.metrics_port import METRICS_PORT_VARIABLE
 
 Json = dict[str, Any]
 
@@ -23,6 +30,14 @@ GROUP_ID: Final = 100
 MODELS_PATH: Final = "/models"
 CACHE_PATH: Final = "/var/cache/paceline"
 CONTAINER_SECURITY: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+# A real generation through this pod's proxy; cluster.transport.readiness bounds how long it takes.
+READY: Final = {
+    "httpGet": {"path": "/ready", "port": HTTP_PORT_NAME},
+    "initialDelaySeconds": 10,
+    "periodSeconds": 10,
+    "timeoutSeconds": 10,
+    "failureThreshold": 2,
+}
 POD_SECURITY: Final = {
     "runAsNonRoot": True,
     "runAsUser": USER_ID,
@@ -35,22 +50,19 @@ POD_SECURITY: Final = {
 def head_template(config: ClusterConfig, kubernetes: KubernetesConfig) -> Json:
     """The pod of Ray's head: the dashboard, Serve's controller and a proxy, but no replica."""
     pod = pod_config(kubernetes, "head")
-    dashboard = [
-        {"name": "gcs-server", "containerPort": 6379},
-        {"name": "dashboard", "containerPort": 8265},
-        {"name": "client", "containerPort": 10001},
-        {"name": "as-metrics", "containerPort": 44217},
-        {"name": "dash-metrics", "containerPort": 44227},
-    ]
     container = _ray_container("ray-head", config, kubernetes, pod, 0)
-    return _template({"pool": "head"}, container | {"ports": dashboard + container["ports"]}, [], pod, kubernetes)
+    container["ports"] += [_port(name, number) for name, number in HEAD_PORTS.items()]
+    return _template({"pool": HEAD}, container, [], pod, kubernetes)
 
 
 def worker_template(group: WorkerGroup, config: ClusterConfig, kubernetes: KubernetesConfig) -> Json:
     """The pod of a worker group."""
     container = _ray_container("ray-worker", config, kubernetes, group.pod, group.num_gpus)
-    if group.labels["pool"] == PoolName.ROUTER:
+    container["ports"].append(_port(APP_METRICS_PORT_NAME, APP_METRICS_PORT))
+    container["env"].append({"name": METRICS_PORT_VARIABLE, "value": str(APP_METRICS_PORT)})
+    if group.kind is PoolName.ROUTER:
         container["env"] += _control_secrets(kubernetes.secret)
+        container["readinessProbe"] = READY
     inits = [] if kubernetes.model_claim else [_fetching(config, kubernetes.image)]
     return _template(group.labels, container, inits, group.pod, kubernetes)
 
@@ -91,14 +103,19 @@ def _ray_container(
         "name": name,
         "image": kubernetes.image,
         "ports": [
-            {"name": HTTP_PORT_NAME, "containerPort": config.router.http_port},
-            {"name": GRPC_PORT_NAME, "containerPort": config.router.grpc_port},
+            _port(HTTP_PORT_NAME, config.router.http_port),
+            _port(GRPC_PORT_NAME, config.router.grpc_port),
+            _port(RAY_METRICS_PORT_NAME, RAY_METRICS_PORT),
         ],
         "env": [{"name": "PACELINE_CACHE", "value": CACHE_PATH}],
         "resources": _resources(pod, num_gpus),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": mounts,
     }
+
+
+def _port(name: str, number: int) -> Json:
+    return {"name": name, "containerPort": number}
 
 
 def _resources(pod: PodConfig, num_gpus: int) -> Json:

@@ -33,22 +33,24 @@ class WorkerGroup:
     labels: dict[str, str]
     pod: PodConfig
     num_gpus: int
+    kind: PoolName
     replicas: int
     min_replicas: int
     max_replicas: int
 
 
 def placed(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with a label selector for everything that has none. Raises ConfigError."""
+    """The configuration with label selectors that keep each pool to its own group. Raises ConfigError."""
     labels = [_label(model.name) for model in config.models]
     if len(set(labels)) != len(labels):
         raise ConfigError(f"models: names must differ as labels too, got {labels}")
-    selector = config.router.label_selector or {"pool": PoolName.ROUTER.value}
+    router = _selector(PoolName.ROUTER, config.router.label_selector)
+    control = _selector(PoolName.ROUTER, config.control.label_selector or router)
     return config.model_copy(
         update={
             "models": tuple(_placed_model(model) for model in config.models),
-            "router": config.router.model_copy(update={"label_selector": selector}),
-            "control": config.control.model_copy(update={"label_selector": config.control.label_selector or selector}),
+            "router": config.router.model_copy(update={"label_selector": router}),
+            "control": config.control.model_copy(update={"label_selector": control}),
         }
     )
 
@@ -88,19 +90,21 @@ def _group(
     kubernetes: KubernetesConfig,
 ) -> WorkerGroup:
     pod = pod_config(kubernetes, name, kind)
-    return WorkerGroup(name, labels or {}, pod, num_gpus, replicas, replicas, replicas)
+    return WorkerGroup(name, labels or {}, pod, num_gpus, kind, replicas, replicas, replicas)
 
 
 def _placed_model(model: ModelConfig) -> ModelConfig:
+    own = {"model": _label(model.name)}
     pools = {
-        kind.value: pool.model_copy(update={"label_selector": pool.label_selector or _selector(kind, model)})
+        kind.value: pool.model_copy(update={"label_selector": _selector(kind, pool.label_selector or own)})
         for kind, pool in pools_of(model)
     }
     return model.model_copy(update=pools)
 
 
-def _selector(kind: PoolName, model: ModelConfig) -> dict[str, str]:
-    return {"pool": kind.value, "model": _label(model.name)}
+def _selector(kind: PoolName, labels: dict[str, str] | None) -> dict[str, str]:
+    """`pool` is always the group's kind: network policies go by it."""
+    return {"pool": kind.value} | (labels or {}) | {"pool": kind.value}
 
 
 def _num_gpus(pool: PoolConfig) -> int:

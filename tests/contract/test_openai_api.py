@@ -427,6 +427,20 @@ async def test_health_follows_the_backend() -> None:
         assert (await client.get("/health")).status_code == 503
 
 
+async def test_ready_means_that_every_model_generates() -> None:
+    backend = FakeBackend()
+    async with serving(backend) as address, httpx.AsyncClient(base_url=address) as client:
+        assert (await client.get("/ready")).status_code == 200
+        assert [request.model for request in backend.requests] == ["demo", "org/other"]
+
+
+async def test_a_model_that_generates_nothing_is_named_by_ready() -> None:
+    backend = FakeBackend(script=[RequestError(ErrorKind.UNAVAILABLE, "no replica is ready")])
+    async with serving(backend) as address, httpx.AsyncClient(base_url=address) as client:
+        answer = await client.get("/ready")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "demo: no replica is ready")
+
+
 async def test_metrics_and_service_discovery_come_from_their_sources() -> None:
     options = ApiOptions(metrics=lambda: b"paceline_up 1\n", service_discovery=lambda: [{"targets": ["host:1"]}])
     transport = httpx.ASGITransport(create_app(FakeBackend, options))

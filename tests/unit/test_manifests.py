@@ -112,16 +112,16 @@ def test_each_model_has_groups_of_its_own_with_its_own_pods() -> None:
     assert groups["target-org-a-1"].labels == {"pool": "target", "model": "Org-A-1"}
 
 
-def test_a_label_selector_of_the_configuration_stays() -> None:
+def test_a_label_selector_of_the_configuration_stays_but_for_the_pool() -> None:
     config = config_with([{"name": "m", "target": {"path": "m", "label_selector": {"pool": "big", "zone": "a"}}}])
-    assert groups_of(config)["target"].labels == {"pool": "big", "zone": "a"}
+    assert groups_of(config)["target"].labels == {"pool": "target", "zone": "a"}
 
 
 @pytest.mark.parametrize(
     ("models", "pods", "complaint"),
     [
         (["a b", "a/b"], PODS, "models: names must differ as labels too"),
-        (["m"], {"router": PODS["router"]}, "kubernetes.pods: needs an entry for head"),
+        (["m"], {"router": PODS["router"], "target": PODS["target"]}, "kubernetes.pods: needs an entry for head"),
         (["m"], {"head": PODS["head"], "router": PODS["router"]}, "kubernetes.pods: needs an entry for target"),
     ],
 )

@@ -227,3 +227,11 @@ def test_a_process_serves_its_own_registry() -> None:
     PoolMetrics(registry, "m", "draft", stats)
     with serve_metrics(registry, "127.0.0.1") as address:
         assert "paceline_num_requests_running" in httpx.get(f"http://{address}/metrics").text
+
+
+def test_a_replica_whose_metrics_port_is_taken_serves_its_metrics_on_another_one() -> None:
+    with serve_metrics(CollectorRegistry(), "127.0.0.1") as taken:
+        port = int(taken.rpartition(":")[2])
+        with serve_metrics(CollectorRegistry(), "127.0.0.1", port) as address:
+            assert address != taken
+            assert httpx.get(f"http://{address}/metrics").status_code == 200

@@ -40,8 +40,13 @@ def network_policies() -> list[Json]:
         ),
         _policy("pools", list(_POOLS), [_allow([routers, head])]),
         _policy("head", [HEAD], [_allow([cluster]), _allow([_OPERATOR], DASHBOARD_PORT_NAME, HTTP_PORT_NAME)]),
-        _policy("redis", [REDIS], [_allow([routers, head, _REDIS_CLEANUP], REDIS_PORT)]),
     ]
+
+
+def redis_policy() -> Json:
+    """Redis is reached by the head, by the control service, and by KubeRay's clean-up after a cluster."""
+    sources = [{"podSelector": pods_of(PoolName.ROUTER)}, {"podSelector": pods_of(HEAD)}, _REDIS_CLEANUP]
+    return _policy("redis", [REDIS], [_allow(sources, REDIS_PORT)])
 
 
 def monitoring_policy(namespace: str) -> Json:

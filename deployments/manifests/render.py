@@ -11,7 +11,7 @@ from cluster.kubernetes_config import KubernetesConfig
 from deployments.manifests.disruption import disruption_budget
 from deployments.manifests.documents import to_yaml
 from deployments.manifests.monitoring import alert_rules, monitors
-from deployments.manifests.network import monitoring_policy, network_policies
+from deployments.manifests.network import monitoring_policy, network_policies, redis_policy
 from deployments.manifests.ray_service import ray_service
 from deployments.manifests.redis import redis
 from deployments.manifests.services import services
@@ -40,7 +40,7 @@ def _overlay(config: ClusterConfig, kubernetes: KubernetesConfig) -> dict[str, l
         "disruption.yaml": [budget for budget in budgets if budget is not None],
     }
     if kubernetes.redis.image is not None:
-        files["redis.yaml"] = redis(kubernetes.redis.image, kubernetes.secret)
+        files["redis.yaml"] = [*redis(kubernetes.redis.image, kubernetes.secret), redis_policy()]
     if kubernetes.monitoring_namespace is not None:
         files["monitoring.yaml"] = [*monitors(), alert_rules(), monitoring_policy(kubernetes.monitoring_namespace)]
     return {name: documents for name, documents in files.items() if documents}

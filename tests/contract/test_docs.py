@@ -15,15 +15,10 @@ from typing import Any, get_args, get_origin
 import pytest
 from openai.resources.chat.completions import AsyncCompletions as AsyncChatCompletions
 from openai.resources.completions import AsyncCompletions as AsyncTextCompletions
-from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from cluster.config import ClusterConfig, load_config
-from cluster.core.step import SchedulerStats
-from cluster.metrics.feed import FeedMetrics
-from cluster.metrics.pool import PoolMetrics
-from cluster.metrics.router import RouterMetrics
-from cluster.router.request_feed import FeedTotals
+from cluster.metrics.names import metric_families
 from cluster.transport.openai_schema import ChatCompletionRequest, CompletionRequest
 
 pytestmark = pytest.mark.contract
@@ -110,11 +105,7 @@ def test_configuration_examples_are_valid(example: str, tmp_path: Path) -> None:
 
 def registered_metrics() -> set[str]:
     """Names as they are exported: counters with _total."""
-    registry = CollectorRegistry()
-    RouterMetrics(registry)
-    FeedMetrics(registry, FeedTotals)
-    PoolMetrics(registry, "model", "target", lambda: SchedulerStats(0, 0, 0, 1, 0))
-    return {family.name + "_total" * (family.type == "counter") for family in registry.collect()}
+    return {family.name + "_total" * (family.type == "counter") for family in metric_families()}
 
 
 def test_every_metric_has_a_row_and_every_row_a_metric() -> None:

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test check fmt protos bench install clean
+.PHONY: serve test check fmt protos manifests bench install clean
 
 serve: install
 	$(BIN)/paceline serve
@@ -25,6 +25,9 @@ fmt: install
 
 protos: install
 	$(BIN)/python -m protos.generate
+
+manifests: install
+	for name in dev prod; do $(BIN)/paceline k8s render --config k8s/configs/$$name.yaml --overlay $$name || exit; done
 
 bench: install
 	$(BIN)/paceline bench

@@ -45,6 +45,21 @@ class Quantization(StrEnum):
     INT8 = "int8"
 
 
+class AutoscalingConfig(Frozen):
+    """Between how many replicas a pool has, on a cluster that has room for them."""
+
+    min_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    max_replicas: Annotated[int, Field(ge=1, le=1024)]
+    upscale_delay_s: Annotated[float, Field(ge=0)] = 30.0
+    downscale_delay_s: Annotated[float, Field(ge=0)] = 600.0
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+        return self
+
+
 class PoolConfig(Frozen):
     """One pool of replicas of one model."""
 
@@ -53,6 +68,7 @@ class PoolConfig(Frozen):
         default=None, description="what policies call this model's version; None: the last part of the path"
     )
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    autoscaling: AutoscalingConfig | None = Field(default=None, description="on Kubernetes goes before replicas")
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     dtype: DType = DType.BFLOAT16
     quantization: Quantization = Quantization.NONE

@@ -25,10 +25,13 @@ class DraftReplica:
         hub = PoolHub(DRAFT_PROTOCOL)
         hub.bind(engine)
         engine.on_events = hub.publish
-        self._host = await PoolHost.start(engine, hub, model.name, Pool.DRAFT, model.draft.version_name)
+        self._host = await PoolHost.start(engine, hub, model.name, Pool.DRAFT, model.draft)
 
     def record_replica_metadata(self) -> dict[str, object]:
         return self._host.describe()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return self._host.autoscaling_stats()
 
     def check_health(self) -> None:
         self._host.check_health()

@@ -8,11 +8,14 @@ APPLICATION: Final = "paceline"
 ROUTER: Final = "router"
 CONTROL: Final = "control"
 BUILDER: Final = "deployments.app:build_from_config"
+AUTOSCALING_POLICY: Final = "deployments.autoscaling:pool_replicas"
 GRPC_SERVICER_FUNCTIONS: Final = (
     "protos.paceline.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
     "protos.paceline.v1.control_pb2_grpc.add_ControlServiceServicer_to_server",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 )
+
+_DRAFT: Final = "draft-"
 
 
 def target_deployment(model: str) -> str:
@@ -22,4 +25,9 @@ def target_deployment(model: str) -> str:
 
 def draft_deployment(model: str) -> str:
     """The deployment of a model's draft pool."""
-    return f"draft-{model}"
+    return f"{_DRAFT}{model}"
+
+
+def model_of_draft(deployment: str) -> str | None:
+    """The model whose draft pool this deployment is; None: it is none."""
+    return deployment.removeprefix(_DRAFT) if deployment.startswith(_DRAFT) else None

@@ -10,6 +10,8 @@ from typing import Generic
 import ray
 from prometheus_client import CollectorRegistry
 
+from cluster.config import PoolConfig
+from cluster.core.scaling import LoadMeter
 from cluster.metrics.pool import PoolMetrics
 from cluster.metrics.serving import serve_metrics
 from cluster.router.replica_set import Pool, ReplicaInfo
@@ -29,6 +31,7 @@ class PoolHost(Generic[CommandT, EventT]):
     engine: EngineLoop[CommandT, EventT]
     server: PoolServer[CommandT, EventT]
     info: ReplicaInfo
+    meter: LoadMeter
     resources: ExitStack
 
     @classmethod
@@ -38,7 +41,7 @@ class PoolHost(Generic[CommandT, EventT]):
         hub: PoolHub[CommandT, EventT],
         model: str,
         pool: Pool,
-        version: str,
+        settings: PoolConfig,
         max_model_len: int | None = None,
     ) -> PoolHost[CommandT, EventT]:
         """Serve `engine`, which `hub` is bound to, on a free port of this node and on the running event loop."""
@@ -51,12 +54,18 @@ class PoolHost(Generic[CommandT, EventT]):
         replica_id = ray.get_runtime_context().get_actor_id()
         resources = ExitStack()
         metrics_address = resources.enter_context(serve_metrics(registry, host, metrics_port()))
-        info = ReplicaInfo(replica_id, server.address, model, pool, metrics_address, max_model_len, version)
-        return cls(engine, server, info, resources)
+        info = ReplicaInfo(
+            replica_id, server.address, model, pool, metrics_address, max_model_len, settings.version_name
+        )
+        return cls(engine, server, info, LoadMeter(settings.max_num_seqs), resources)
 
     def describe(self) -> dict[str, object]:
         """The replica's metadata: how a router finds it, and what it takes."""
         return asdict(self.info)
+
+    def autoscaling_stats(self) -> dict[str, float]:
+        """What the number of replicas goes by, since the last call."""
+        return asdict(self.meter.read(self.engine.stats()))
 
     def check_health(self) -> None:
         """Raises EngineError when the engine cannot serve any more, so that Serve replaces the replica."""

@@ -23,12 +23,13 @@ class TargetReplica:
         hub = PoolHub(TARGET_PROTOCOL)
         hub.bind(engine)
         engine.on_events = hub.publish
-        self._host = await PoolHost.start(
-            engine, hub, model.name, Pool.TARGET, model.target.version_name, engine.max_model_len
-        )
+        self._host = await PoolHost.start(engine, hub, model.name, Pool.TARGET, model.target, engine.max_model_len)
 
     def record_replica_metadata(self) -> dict[str, object]:
         return self._host.describe()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return self._host.autoscaling_stats()
 
     def check_health(self) -> None:
         self._host.check_health()

@@ -72,13 +72,7 @@ def target_args(app: Json) -> Json:
     return target
 
 
-def with_v2(e: Editor) -> None:
-    resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
-    e.cluster.update(enableInTreeAutoscaling=True, autoscalerOptions={"version": "v2", "resources": resources})
-
-
 def restart_with_v2(e: Editor) -> None:
-    with_v2(e)
     e.group("target")["template"]["spec"]["restartPolicy"] = "Always"
 
 
@@ -117,11 +111,11 @@ PLANTED: list[tuple[str, str, Plant, str]] = [
     ("prod", "operator", lambda e: e.named("RayService")["metadata"].update(name="p" * 48), "48 characters"),
     ("prod", "operator", lambda e: e.named("RayService")["metadata"].update(name="1st"), "no DNS-1035 label"),
     ("prod", "operator", restart_with_v2, "restartPolicy must be Never or unset with autoscaler v2"),
-    ("prod", "operator", lambda e: e.group("draft").update(idleTimeoutSeconds=60), "needs autoscaler v2"),
+    ("dev", "operator", lambda e: e.group("draft").update(idleTimeoutSeconds=60), "needs autoscaler v2"),
     ("prod", "operator", lambda e: e.cluster["headGroupSpec"]["rayStartParams"].update({"num-cpus": "0"}), "go either"),
     ("prod", "operator", lambda e: e.group("draft")["rayStartParams"].update(labels="pool=draft"), "go into `labels`"),
-    ("prod", "operator", lambda e: e.group("draft").pop("maxReplicas"), "minReplicas and maxReplicas are needed"),
-    ("prod", "operator", lambda e: e.group("draft").update(minReplicas=5), "minReplicas is above maxReplicas"),
+    ("dev", "operator", lambda e: e.group("draft").pop("maxReplicas"), "minReplicas and maxReplicas are needed"),
+    ("prod", "operator", lambda e: e.group("draft").update(minReplicas=9), "minReplicas is above maxReplicas"),
     ("prod", "operator", lambda e: e.cluster.pop("gcsFaultToleranceOptions"), "everything stops with the head"),
     (
         "prod",
@@ -216,7 +210,8 @@ PLANTED: list[tuple[str, str, Plant, str]] = [
     ),
     ("prod", "bundles", lambda e: e.app(lambda a: target_args(a).update(tensor_parallel=8)), "needs 8 GPUs in one pod"),
     ("prod", "bundles", lambda e: e.container("draft")["resources"]["requests"].update(cpu="2"), "needs 4 CPUs in one"),
-    ("prod", "capacity", lambda e: e.group("target").update(maxReplicas=1), "2 replicas, and its group only 1 pods"),
+    ("prod", "capacity", lambda e: e.group("target").update(maxReplicas=1), "6 replicas, and its group only 1 pods"),
+    ("prod", "capacity", lambda e: e.cluster.pop("enableInTreeAutoscaling"), "6 replicas, and nothing adds pods to"),
     (
         "prod",
         "selectors",
@@ -251,6 +246,7 @@ PLANTED: list[tuple[str, str, Plant, str]] = [
         lambda e: e.group("draft")["template"]["spec"]["initContainers"][0].pop("resources"),
         "fetch-models: has no limit of memory",
     ),
+    ("prod", "resources", lambda e: e.cluster["autoscalerOptions"].pop("resources"), "autoscalerOptions: requests no"),
     ("prod", "users", lambda e: e.group("draft")["template"]["spec"].pop("securityContext"), "runAsNonRoot is not set"),
     ("prod", "users", lambda e: e.container("draft").pop("securityContext"), "may gain privileges"),
     (

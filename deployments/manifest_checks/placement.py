@@ -61,6 +61,9 @@ def capacity_problems(manifests: Manifests) -> Iterator[str]:
         pods = sum(group.get("maxReplicas", 0) for group in groups)
         if groups and each.num_replicas > pods:
             yield f"{each.deployment}: may have {each.num_replicas} replicas, and its group only {pods} pods"
+        started = sum(group.get("replicas", 0) for group in groups)
+        if each.num_replicas > started and not manifests.ray_cluster.get("enableInTreeAutoscaling"):
+            yield f"{each.deployment}: may have {each.num_replicas} replicas, and nothing adds pods to its {started}"
 
 
 def _fit(each: Replicas, group: Json) -> Iterator[str]:

@@ -15,12 +15,22 @@ from deployments.manifests.names import (
     REDIS_PORT,
     secret_ref,
 )
-from deployments.manifests.pods import head_template, worker_template
+from deployments.manifests.pods import CONTAINER_SECURITY, head_template, worker_template
 from deployments.manifests.serve_config import serve_config
-from deployments.manifests.worker_groups import WorkerGroup, worker_groups
+from deployments.manifests.worker_groups import WorkerGroup, autoscales, worker_groups
 
 Json = dict[str, Any]
 
+IDLE_TIMEOUT_S = 300  # how long a pod without a replica is kept
+AUTOSCALER = {
+    "enableInTreeAutoscaling": True,
+    "autoscalerOptions": {
+        "version": "v2",
+        "idleTimeoutSeconds": IDLE_TIMEOUT_S,
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": CONTAINER_SECURITY,
+    },
+}
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through Ray's object store
 
 
@@ -47,6 +57,7 @@ def _ray_cluster(config: ClusterConfig, kubernetes: KubernetesConfig) -> Json:
             "redisAddress": kubernetes.redis.address or f"{NAME}-redis:{REDIS_PORT}",
             "redisPassword": {"valueFrom": secret_ref(kubernetes.secret, REDIS_PASSWORD_KEY)},
         },
+        **(AUTOSCALER if autoscales(config) else {}),
         "headGroupSpec": {
             "resources": {"CPU": "0"},  # no replica is placed there
             "rayStartParams": _start_params(),
@@ -60,7 +71,7 @@ def _worker_group(group: WorkerGroup, config: ClusterConfig, kubernetes: Kuberne
     return {
         "groupName": group.name,
         "labels": group.labels,
-        "replicas": group.replicas,
+        "replicas": group.min_replicas,
         "minReplicas": group.min_replicas,
         "maxReplicas": group.max_replicas,
         "rayStartParams": _start_params(),

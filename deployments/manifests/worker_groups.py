@@ -34,7 +34,6 @@ class WorkerGroup:
     pod: PodConfig
     num_gpus: int
     kind: PoolName
-    replicas: int
     min_replicas: int
     max_replicas: int
 
@@ -58,11 +57,12 @@ def placed(config: ClusterConfig) -> ClusterConfig:
 def worker_groups(config: ClusterConfig, kubernetes: KubernetesConfig) -> tuple[WorkerGroup, ...]:
     """The groups of a placed configuration: routers with control, then each model's pools. Raises ConfigError."""
     router = config.router
-    groups = [_group("router", PoolName.ROUTER, router.label_selector, router.replicas, 0, kubernetes)]
+    size = (router.replicas, router.replicas)
+    groups = [_group("router", PoolName.ROUTER, router.label_selector, size, 0, kubernetes)]
     for model in config.models:
         for kind, pool in pools_of(model):
             name = kind.value if len(config.models) == 1 else f"{kind}-{_dns_label(model.name)}"
-            groups.append(_group(name, kind, pool.label_selector, pool.replicas, _num_gpus(pool), kubernetes))
+            groups.append(_group(name, kind, pool.label_selector, _size(pool), _num_gpus(pool), kubernetes))
     return tuple(groups)
 
 
@@ -85,12 +85,12 @@ def _group(
     name: str,
     kind: PoolName,
     labels: dict[str, str] | None,
-    replicas: int,
+    size: tuple[int, int],
     num_gpus: int,
     kubernetes: KubernetesConfig,
 ) -> WorkerGroup:
     pod = pod_config(kubernetes, name, kind)
-    return WorkerGroup(name, labels or {}, pod, num_gpus, kind, replicas, replicas, replicas)
+    return WorkerGroup(name, labels or {}, pod, num_gpus, kind, *size)
 
 
 def _placed_model(model: ModelConfig) -> ModelConfig:
@@ -105,6 +105,17 @@ def _placed_model(model: ModelConfig) -> ModelConfig:
 def _selector(kind: PoolName, labels: dict[str, str] | None) -> dict[str, str]:
     """`pool` is always the group's kind: network policies go by it."""
     return {"pool": kind.value} | (labels or {}) | {"pool": kind.value}
+
+
+def autoscales(config: ClusterConfig) -> bool:
+    """Whether any pool's number of replicas changes by itself."""
+    return any(pool.autoscaling is not None for model in config.models for _, pool in pools_of(model))
+
+
+def _size(pool: PoolConfig) -> tuple[int, int]:
+    """Fewest and most replicas."""
+    scaling = pool.autoscaling
+    return (pool.replicas, pool.replicas) if scaling is None else (scaling.min_replicas, scaling.max_replicas)
 
 
 def _num_gpus(pool: PoolConfig) -> int:

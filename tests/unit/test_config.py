@@ -23,6 +23,14 @@ pytestmark = pytest.mark.unit
             "models.0.draft.tensor_parallel: Input should be less than or equal to 64",
         ),
         ("{name: m, target: {path: m}}, {name: m, target: {path: m}}", "config: models: names must be unique"),
+        (
+            "{name: m, target: {path: m, autoscaling: {min_replicas: 3, max_replicas: 2}}}",
+            "models.0.target.autoscaling: min_replicas 3 is above max_replicas 2",
+        ),
+        (
+            "{name: m, target: {path: m, label_selector: {pool: in(a)}}}",
+            "models.0.target.label_selector.pool: String should match pattern",
+        ),
         ("{name: m, target: {path: m, colour: red}}", "models.0.target.colour: Extra inputs are not permitted"),
     ],
 )

@@ -54,7 +54,9 @@ def test_arguments_overrides_and_the_live_part_together_are_the_configuration(ov
     args = builder_args(config)
     for model in args["models"]:
         for pool in ("target", "draft"):
-            model[pool]["replicas"] = entries[f"{pool}-{model['name']}"]["num_replicas"]
+            entry = entries[f"{pool}-{model['name']}"]
+            scaling = entry.get("autoscaling_config")
+            model[pool] |= {"replicas": entry["num_replicas"]} if scaling is None else {"autoscaling": scaling}
     rebuilt = with_live_part(ClusterConfig.model_validate(args), entries["router"]["user_config"])
     assert rebuilt == config.model_copy(update={"kubernetes": None})
 
@@ -84,6 +86,19 @@ def test_a_number_of_replicas_changes_no_argument() -> None:
     assert (overrides_of(other)["target-m"]["num_replicas"], overrides_of(other)["draft-m"]["num_replicas"]) == (3, 5)
 
 
+def test_limits_of_autoscaling_change_no_argument_and_are_the_groups_too() -> None:
+    def config(most: int) -> ClusterConfig:
+        pool = {"path": "m", "autoscaling": {"min_replicas": 2, "max_replicas": most}}
+        return config_with([{"name": "m", "target": pool}])
+
+    assert builder_args(placed(config(3))) == builder_args(placed(config(9)))
+    override = overrides_of(config(9))["target-m"]
+    assert override["num_replicas"] == "auto"
+    assert (override["autoscaling_config"]["min_replicas"], override["autoscaling_config"]["max_replicas"]) == (2, 9)
+    group = groups_of(config(9))["target"]
+    assert (group.min_replicas, group.max_replicas) == (2, 9)
+
+
 def test_the_arguments_say_where_each_pool_runs_and_the_groups_have_those_labels() -> None:
     config = config_of("prod")
     (model,) = builder_args(placed(config))["models"]
@@ -95,7 +110,7 @@ def test_the_arguments_say_where_each_pool_runs_and_the_groups_have_those_labels
 
 def test_a_tensor_parallel_replica_is_one_pod_with_a_gpu_for_each_rank() -> None:
     target = groups_of(config_of("prod"))["target"]
-    assert (target.num_gpus, target.replicas) == (4, 2)
+    assert (target.num_gpus, target.min_replicas, target.max_replicas) == (4, 2, 6)
 
 
 def test_replicas_share_no_pod_wherever_serve_can_keep_them_apart() -> None:

@@ -64,7 +64,9 @@ def worker_template(group: WorkerGroup, config: ClusterConfig, kubernetes: Kuber
         container["env"] += _control_secrets(kubernetes.secret)
         container["readinessProbe"] = READY
     inits = [] if kubernetes.model_claim else [_fetching(config, kubernetes.image)]
-    return _template(group.labels, container, inits, group.pod, kubernetes)
+    template = _template(group.labels, container, inits, group.pod, kubernetes)
+    template["spec"]["automountServiceAccountToken"] = False  # the head may need one, for Ray's autoscaler
+    return template
 
 
 def _control_secrets(secret: str) -> list[Json]:
@@ -107,11 +109,19 @@ def _ray_container(
             _port(GRPC_PORT_NAME, config.router.grpc_port),
             _port(RAY_METRICS_PORT_NAME, RAY_METRICS_PORT),
         ],
-        "env": [{"name": "PACELINE_CACHE", "value": CACHE_PATH}],
+        "env": _cache(),
         "resources": _resources(pod, num_gpus),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": mounts,
     }
+
+
+def _cache() -> list[Json]:
+    """Where fetched models are, those of the hub too: init containers and the others must agree."""
+    return [
+        {"name": "PACELINE_CACHE", "value": CACHE_PATH},
+        {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},
+    ]
 
 
 def _port(name: str, number: int) -> Json:
@@ -142,7 +152,7 @@ def _fetching(config: ClusterConfig, image: str) -> Json:
         "name": "fetch-models",
         "image": image,
         "command": ["bash", "-ec", "\n".join([*commands, ""])],
-        "env": [{"name": "PACELINE_CACHE", "value": CACHE_PATH}],
+        "env": _cache(),
         "resources": {"requests": {"cpu": "500m", "memory": "2Gi"}, "limits": {"memory": "2Gi"}},
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "models", "mountPath": CACHE_PATH}],

@@ -63,6 +63,9 @@ def worker_groups(config: ClusterConfig, kubernetes: KubernetesConfig) -> tuple[
         for kind, pool in pools_of(model):
             name = kind.value if len(config.models) == 1 else f"{kind}-{_dns_label(model.name)}"
             groups.append(_group(name, kind, pool.label_selector, _size(pool), _num_gpus(pool), kubernetes))
+    known = {"head", *(group.name for group in groups), *(kind.value for kind in PoolName)}
+    for name in kubernetes.pods.keys() - known:
+        raise ConfigError(f"kubernetes.pods.{name}: there is no such group, only {', '.join(sorted(known))}")
     return tuple(groups)
 
 

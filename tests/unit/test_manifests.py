@@ -43,7 +43,8 @@ def test_the_checked_in_manifests_are_what_the_example_configurations_render_to(
     rendered = {K8S / path: text for overlay in OVERLAYS for path, text in render(config_of(overlay), overlay).items()}
     for path, text in rendered.items():
         assert path.read_text() == text, f"{path} is not what its configuration renders to: run paceline k8s render"
-    checked_in = {path for folder in ("base", "overlays") for path in (K8S / folder).rglob("*") if path.is_file()}
+    folders = [K8S / "base", *(K8S / "overlays" / overlay for overlay in OVERLAYS)]
+    checked_in = {path for folder in folders for path in folder.iterdir()}
     assert checked_in == set(rendered)
 
 
@@ -137,6 +138,7 @@ def test_a_label_selector_of_the_configuration_stays_but_for_the_pool() -> None:
     [
         (["a b", "a/b"], PODS, "models: names must differ as labels too"),
         (["m"], {"router": PODS["router"], "target": PODS["target"]}, "kubernetes.pods: needs an entry for head"),
+        (["m"], PODS | {"ruter": PODS["router"]}, "kubernetes.pods.ruter: there is no such group, only draft, head,"),
         (["m"], {"head": PODS["head"], "router": PODS["router"]}, "kubernetes.pods: needs an entry for target"),
     ],
 )

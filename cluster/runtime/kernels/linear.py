@@ -1,9 +1,9 @@
 """Matrix product of float32 activations with stored weights: y = (x W^T) * scales + bias + residual.
 
-A task is a block of output columns for a block of rows. Within it the rows go in groups of at most six, whose
+A task is a block of output columns for a block of rows. Within it the rows go in groups of at most eight, whose
 activations stay in the first-level cache while the block's weights stream past from the second level:
 
-    decode      1 .. 6 rows: one group, so each weight is read from memory once and used for every row
+    decode      1 .. 8 rows: one group, so each weight is read from memory once and used for every row
     prefill     many groups per block: each weight comes from memory once and from the cache for the other groups
 """
 
@@ -31,6 +31,7 @@ _LINEAR = np.dtype(
 
 _ROW_BLOCK = 96
 _BLOCK_BYTES = 96 * 1024  # weights of one task: fits the second-level cache beside the activations
+_AHEAD_BYTES = 4608  # to prefetch weights: half a microsecond of a core's share of the memory bandwidth
 _TASKS_WANTED = 16  # cut finer than _BLOCK_BYTES if there would be fewer tasks than this
 
 
@@ -81,7 +82,7 @@ def _linear_task(args: Record, task: int) -> None:
     column_end = min(column + a.columns_per_task, a.num_columns)
     weight_stride, out_stride = a.depth * (a.stored & BYTES_MASK), a.num_columns * 4
     while row < row_end:
-        # as even as possible: 7 rows are 4 + 3, not 6 + 1
+        # as even as possible: 9 rows are 5 + 4, not 8 + 1
         rows = -(-(row_end - row) // (-(-(row_end - row) // DOT_ROWS)))
         x = a.x + row * a.x_stride
         for first in range(column, column_end, DOT_COLUMNS):
@@ -101,7 +102,7 @@ def _linear_task(args: Record, task: int) -> None:
                     a.depth,
                     out,
                     out_stride,
-                    DOT_COLUMNS * weight_stride,
+                    _AHEAD_BYTES,
                 )
             else:
                 _tail_tile(

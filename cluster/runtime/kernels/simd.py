@@ -115,10 +115,14 @@ def emit_load_bf16_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Valu
 
 
 def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Begin to fetch a cache line that is read once, past the outer caches; any address will do."""
-    read, no_locality, data = (ir.Constant(I32, flag) for flag in (0, 0, 1))
+    """Begin to fetch a cache line into all caches; any address will do.
+
+    Not past the outer caches: there are too few buffers for fetches that go around them, which halves the bandwidth of
+    a core where memory is slow to answer, and groups of rows after the first look for the line in the second level.
+    """
+    read, keep, data = (ir.Constant(I32, flag) for flag in (0, 3, 1))
     line = builder.inttoptr(address, ir.IntType(8).as_pointer())
-    call_llvm(builder, "llvm.prefetch.p0i8", ir.VoidType(), line, read, no_locality, data)
+    call_llvm(builder, "llvm.prefetch.p0i8", ir.VoidType(), line, read, keep, data)
 
 
 def emit_store(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
@@ -146,14 +150,13 @@ def fold(builder: ir.IRBuilder, a: ir.Value, b: ir.Value | None, width: int) -> 
     return builder.fadd(shuffle(builder, a, other, lower), shuffle(builder, a, other, upper))
 
 
-def emit_sum4(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value, d: ir.Value) -> ir.Value:
-    """[sum(a), sum(b), sum(c), sum(d)], each by the tree i + (i+8), i + (i+4), i + (i+2), i + (i+1)."""
-    quarters = fold(builder, fold(builder, a, b, 16), fold(builder, c, d, 16), 8)
-    return fold(builder, fold(builder, quarters, None, 4), None, 2)
+def fold_quarters(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Sums of four vectors, from each two folded once: by the tree i + (i+8), i + (i+4), i + (i+2), i + (i+1)."""
+    return fold(builder, fold(builder, fold(builder, a, b, 8), None, 4), None, 2)
 
 
 def emit_sum(builder: ir.IRBuilder, a: ir.Value) -> ir.Value:
-    """The sum of the lanes, by the same tree as emit_sum4."""
+    """The sum of the lanes, by the same tree as fold_quarters."""
     for width in (16, 8, 4, 2):
         a = fold(builder, a, None, width)
     return builder.extract_element(a, ir.Constant(I32, 0))

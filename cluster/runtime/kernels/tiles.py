@@ -1,10 +1,10 @@
 """The inner loops of matrix products and attention, each a block of accumulators that never leaves the registers.
 
-    dot tile          out[row, 0..3] = sum_k x[row, k] * w_j[k]       up to 6 rows x 4 vectors w_0 .. w_3
+    dot tile          out[row, 0..3] = sum_k x[row, k] * w_j[k]       up to 8 rows x 4 vectors w_0 .. w_3
     accumulate tile   out[row, 0..63] += sum_j p[row, j] * v_j[0..63]  up to 4 rows x 64 columns
 
 Order of additions in a dot product, the same for every tile shape: lane i adds x[k] * w[k] for k = i, i + 16, ... in
-turn, fused; then the lanes are added by the tree of simd.emit_sum4. In an accumulate tile each column adds its
+turn, fused; then the lanes are added by the tree of simd.fold_quarters. In an accumulate tile each column adds its
 products in the order of j, fused, on top of what `out` holds. So a row's result does not depend on the tile it was in.
 """
 
@@ -41,14 +41,16 @@ from cluster.runtime.kernels.simd import (
     emit_prefetch,
     emit_store,
     emit_store_part,
-    emit_sum4,
+    fold,
+    fold_quarters,
     pointer,
     splat,
     stack_slot,
 )
 
-DOT_ROWS = 6  # most rows of a dot tile: 6 x 4 accumulators + 4 weights + 1 activation of 32 registers
+DOT_ROWS = 8  # most rows of a dot tile: 8 x 2 accumulators + 2 weights + 1 activation of 32 registers
 DOT_COLUMNS = 4
+_COLUMNS_AT_ONCE = 2  # the fewer streams of weights, the better memory follows them; one leaves more loads than sums
 SUM_ROWS = 4
 SUM_VECTORS = 4
 
@@ -63,16 +65,32 @@ class _DotTile:
     def __init__(self, builder: ir.IRBuilder, num_rows: int, stored: Format) -> None:
         self._builder = builder
         self._stored = stored
-        self._sums = [[stack_slot(builder, V16F32) for _ in range(DOT_COLUMNS)] for _ in range(num_rows)]
+        self._sums = [[stack_slot(builder, V16F32) for _ in range(_COLUMNS_AT_ONCE)] for _ in range(num_rows)]
 
     def emit(
         self, x: ir.Value, x_stride: ir.Value, columns: Sequence[ir.Value], depth: ir.Value, ahead: ir.Value
     ) -> list[ir.Value]:
         """x: address of row 0; x_stride: bytes between rows; columns: addresses of w_j; returns one <4> per row."""
         builder = self._builder
+        rows = [builder.add(x, builder.mul(x_stride, _const(row))) for row in range(len(self._sums))]
+        halves = [stack_slot(builder, ir.ArrayType(V16F32, 2)) for _ in rows]
+        with cgutils.for_range(
+            builder, _const(2)
+        ) as loop:  # a loop, since code for each pair takes twice as long to compile
+            is_first = builder.icmp_signed("==", loop.index, _const(0))
+            pair = [builder.select(is_first, *choices) for choices in zip(columns[:2], columns[2:], strict=True)]
+            for half, place in zip(self._pair(rows, pair, depth, ahead), halves, strict=True):
+                builder.store(half, builder.gep(place, [_const(0), loop.index]))
+        both = [[builder.load(builder.gep(place, [_const(0), _const(pair)])) for pair in (0, 1)] for place in halves]
+        return [fold_quarters(builder, first, second) for first, second in both]
+
+    def _pair(
+        self, rows: list[ir.Value], columns: Sequence[ir.Value], depth: ir.Value, ahead: ir.Value
+    ) -> list[ir.Value]:
+        """Per row the sums of two columns, folded once into one vector."""
+        builder = self._builder
         for place in (place for row in self._sums for place in row):
             builder.store(splat(0.0), place)
-        rows = [builder.add(x, builder.mul(x_stride, _const(row))) for row in range(len(self._sums))]
         whole = builder.and_(depth, _const(-LANES))
         with cgutils.for_range_slice(builder, _const(0), whole, _const(LANES), I64) as (k, _):
             offset = builder.add(ahead, builder.mul(k, _const(self._stored.num_bytes)))
@@ -82,7 +100,7 @@ class _DotTile:
         rest = builder.sub(depth, whole)
         with builder.if_then(builder.icmp_signed("!=", rest, _const(0)), likely=False):
             self._add(whole, rows, columns, rest)
-        return [emit_sum4(builder, *(builder.load(place) for place in row)) for row in self._sums]
+        return [fold(builder, builder.load(a), builder.load(b), LANES) for a, b in self._sums]
 
     def _add(self, k: ir.Value, rows: list[ir.Value], columns: Sequence[ir.Value], count: ir.Value | None) -> None:
         weights = [self._element(self._stored, column, k, count) for column in columns]
@@ -234,11 +252,10 @@ def dot_tile(
     out_stride: int,
     ahead: int,
 ) -> None:
-    """out[row, j] = dot(x[row], w_j) for 1 <= num_rows <= 6 rows and four vectors of `depth` elements.
+    """out[row, j] = dot(x[row], w_j) for 1 <= num_rows <= 8 rows and four vectors of `depth` elements.
 
     stored: the Format of w; strides are bytes between rows; x and out are float32.
-    ahead: how many bytes past each element to prefetch: the distance to the next tile's w where weights stream from
-    memory once (rows of a model are too short for the hardware to foresee), 0 where they are at hand.
+    ahead: how many bytes past each element to prefetch, where weights stream from memory; 0 where they are at hand.
     """
     if stored == BFLOAT16:
         _dot_bfloat16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)

@@ -80,9 +80,9 @@ class PromptAllowance:
     seconds: float = inf
     num_owed: int = 1  # rows that there are whatever they cost, so that prompts always get on
 
-    def take(self, start: int, num_wanted: int) -> int:
-        """Rows for a prompt computed up to `start`: at most `num_wanted`, possibly none."""
-        affordable = min(self.num_rows, self.cost.rows_within(self.seconds, start))
+    def take(self, start: int, num_wanted: int, share: float = 1.0) -> int:
+        """Rows for a prompt computed up to `start`: at most `num_wanted` and `share` of what is left, possibly none."""
+        affordable = min(share * self.num_rows, self.cost.rows_within(share * self.seconds, start))
         num_rows = int(min(num_wanted, max(affordable, self.num_owed)))
         self.num_owed = max(0, self.num_owed - num_rows)
         self.num_rows = max(0.0, self.num_rows - num_rows)

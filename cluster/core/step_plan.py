@@ -53,12 +53,28 @@ class StepPlan:
             self.num_rows_left -= len(guesses)
 
     def add_prefills(self, sequences: Iterable[Sequence], allowance: PromptAllowance) -> None:
-        """Give each, in order, as much of what is left and allowed as it can use."""
-        for sequence in sequences:
-            num_wanted = min(self.num_rows_left, sequence.num_uncomputed_tokens)
-            num_tokens = allowance.take(sequence.num_computed_tokens, num_wanted)
-            if num_tokens == 0:
-                return
+        """Give rows to prompts, in order, as much as each can use of what is left and allowed.
+
+        The first leaves up to half to shorter ones of its own tenant and priority: a long prompt takes at most twice
+        as long for it, and a short one that comes after it need not wait for its end.
+        """
+        ordered = list(sequences)
+        if not ordered:
+            return
+        first = ordered.pop(0)
+        overtaking = sorted(
+            (other for other in ordered if _may_overtake(other, first)), key=lambda other: other.num_uncomputed_tokens
+        )
+        num_wanted = sum(other.num_uncomputed_tokens for other in overtaking)
+        num_rows = max(self.num_rows_left - num_wanted, -(-self.num_rows_left // 2))
+        self._add_prefill(first, allowance, num_rows, share=0.5 if overtaking else 1.0)
+        for sequence in overtaking + [other for other in ordered if not _may_overtake(other, first)]:
+            self._add_prefill(sequence, allowance, self.num_rows_left)
+
+    def _add_prefill(self, sequence: Sequence, allowance: PromptAllowance, num_rows: int, share: float = 1.0) -> None:
+        num_wanted = min(num_rows, sequence.num_uncomputed_tokens)
+        num_tokens = allowance.take(sequence.num_computed_tokens, num_wanted, share)
+        if num_tokens:
             self._planned.append(PlannedRows(sequence, num_tokens))
             self.num_rows_left -= num_tokens
 
@@ -86,3 +102,12 @@ class StepPlan:
             history=None if history is None else history.snapshot(rows.guesses),
             token_masks=None if guide is None else guide.masks(rows.guesses),
         )
+
+
+def _may_overtake(sequence: Sequence, first: Sequence) -> bool:
+    """Whether a prompt may have rows of the first one's: not of another tenant's, nor of a more important one."""
+    return (
+        sequence.request.tenant == first.request.tenant
+        and sequence.request.priority == first.request.priority
+        and sequence.num_uncomputed_tokens < first.num_uncomputed_tokens
+    )

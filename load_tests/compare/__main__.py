@@ -1,0 +1,155 @@
+"""Compare Paceline with other engines on this machine.
+
+    python -m load_tests.compare PRESET [--peers paceline,llama.cpp] [--rounds 5] [--out FOLDER]
+
+The same requests, weights, cores and threads for everybody; engines take turns. Other engines are installed on first
+use. docs/benchmarks.md says what is compared and by which rules.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from cluster.cli.fetching import resolve
+from cluster.runtime.model_store import cache_dir
+from cluster.tokenizer import Tokenizer
+from load_tests.compare.measure import prepare, run_scenario
+from load_tests.compare.peers.base import Conditions, Drafting, PeerName
+from load_tests.compare.peers.registry import PEERS
+from load_tests.compare.plots import write_plots
+from load_tests.compare.report import Report, as_json, markdown, rich_tables
+from load_tests.compare.scenario import SCENARIOS, Scenario
+from load_tests.compare.workload import Poisson
+from load_tests.machine import machine_facts
+from load_tests.prompts import heldout_prompts
+
+MODEL, DRAFT = "smollm2-135m", "smollm2-135m-draft"
+Preset = StrEnum("Preset", {name.replace("-", "_"): name for name in SCENARIOS})  # type: ignore[misc]
+
+_Named = TypeVar("_Named", bound=StrEnum)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def compare(
+    preset: Annotated[Preset, typer.Argument(help="What is compared.")],
+    peers: Annotated[str, typer.Option(help=f"Of {', '.join(PeerName)}; commas between.")] = ",".join(PeerName),
+    drafting: Annotated[str, typer.Option(help=f"Of {', '.join(Drafting)}; commas between.")] = ",".join(Drafting),
+    rounds: Annotated[int | None, typer.Option(min=1, help="Default: the preset's, 5 or more.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=2, help="Per request; default: the preset's.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.01, help="Poisson arrivals, per second, for the streams.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of each engine; default: one per core.")] = None,
+    cores: Annotated[
+        str | None, typer.Option(help="Of this machine, such as 0,1; default: all that we may use.")
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option(min=1, max=32, help="Most guesses at a time, for other engines.")] = 4,
+    install_only: Annotated[bool, typer.Option("--install-only", help="Make the environments and stop.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A folder for report.md, report.json and plots.")] = None,
+) -> None:
+    """Run a preset and print, or write, what it found."""
+    scenario = _chosen(SCENARIOS[preset], peers, drafting, rounds, max_tokens, rate)
+    used = _pin(cores)
+    conditions = Conditions(
+        model=resolve(MODEL),
+        draft=resolve(DRAFT),
+        cache=cache_dir() / "peers",
+        cores=used,
+        threads=threads or len(used),
+        max_model_len=scenario.max_model_len,
+        max_streams=scenario.max_streams,
+        max_draft_tokens=draft_tokens,
+    )
+    console, errors = Console(), Console(stderr=True)
+    with errors.status("preparing") as status:
+        say = status.update if errors.is_terminal else _SaidOnce(errors)
+        if install_only:
+            for arm, reason in prepare(scenario.arms, conditions, PEERS, say).items():
+                console.print(f"{arm}: absent: {reason}")
+            return
+        results = run_scenario(scenario, conditions, PEERS, _heldout(conditions.model), say)
+    report = Report(scenario, results, machine_facts(), _said(conditions, scenario))
+    for table in rich_tables(report):
+        console.print(table)
+    if out is not None:
+        _write(report, out, errors)
+
+
+class _SaidOnce:
+    """Where there is no terminal, a line per thing that goes on, and not for each second of it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = ""
+
+    def __call__(self, line: str) -> None:
+        what = line.partition(",")[0]
+        if what != self._last:
+            self._console.print(line, highlight=False, soft_wrap=True)
+            self._last = what
+
+
+def _chosen(
+    scenario: Scenario, peers: str, drafting: str, rounds: int | None, max_tokens: int | None, rate: float | None
+) -> Scenario:
+    named, guessing = _parsed(peers, PeerName, "--peers"), _parsed(drafting, Drafting, "--drafting")
+    arms = tuple(arm for arm in scenario.arms if arm.peer in named and arm.drafting in guessing)
+    loads = scenario.loads
+    if max_tokens is not None:
+        loads = tuple(replace(load, max_tokens=max_tokens) for load in loads)
+    if rate is not None:
+        loads = tuple(replace(load, arrivals=Poisson(rate)) for load in loads)
+    return replace(scenario, arms=arms, loads=loads, rounds=rounds or scenario.rounds)
+
+
+def _parsed(words: str, kind: type[_Named], option: str) -> set[_Named]:
+    try:
+        return {kind(word.strip()) for word in words.split(",")}
+    except ValueError as error:
+        raise typer.BadParameter(f"{words!r} is not of {', '.join(kind)}", param_hint=option) from error
+
+
+def _pin(cores: str | None) -> tuple[int, ...]:
+    """Keep this program, and every server that it will start, on the given cores. Returns them."""
+    if cores is not None:
+        try:
+            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+        except (ValueError, OSError) as error:
+            raise typer.BadParameter(
+                f"{cores!r} are not cores of this machine: {error}", param_hint="--cores"
+            ) from error
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def _heldout(model: Path) -> tuple[tuple[int, ...], ...]:
+    tokenizer = Tokenizer.load(model)
+    return tuple(tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in heldout_prompts())
+
+
+def _said(conditions: Conditions, scenario: Scenario) -> str:
+    cores = ", ".join(map(str, conditions.cores))
+    return (
+        f"{MODEL}, greedy, end of sequence ignored, {conditions.threads} threads on cores {cores} (clients included), "
+        f"{scenario.rounds} rounds"
+    )
+
+
+def _write(report: Report, folder: Path, errors: Console) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.md").write_text(markdown(report))
+    (folder / "report.json").write_text(as_json(report))
+    try:
+        write_plots(report, folder)
+    except ImportError:
+        errors.print("No plots: they need matplotlib (pip install 'paceline[plots]').")
+
+
+if __name__ == "__main__":
+    app()

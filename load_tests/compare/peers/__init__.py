@@ -1,0 +1,1 @@
+"""One file an engine: how its environment is made, its server started, and its requests worded."""

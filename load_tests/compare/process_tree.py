@@ -1,0 +1,105 @@
+"""A server's processes, read from /proc: their memory, and stopping, freezing and waking all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+_PROC = Path("/proc")
+_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def descendants(root: int, parents: Iterable[tuple[int, int]]) -> list[int]:
+    """`root` and everything that came from it, parents first, given (pid, parent's pid) of every process."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for pid, parent in parents:
+        children[parent].append(pid)
+    found = [root]
+    for pid in found:
+        found += children[pid]
+    return found
+
+
+def tree(root: int) -> list[int]:
+    """The process ids of `root` and of everything that came from it, parents first."""
+    return descendants(root, _parents())
+
+
+def rss_mib(root: int) -> float:
+    """Resident memory, summed over the tree: pages that processes share count once for each of them."""
+    return sum(_resident_pages(pid) for pid in tree(root)) * _PAGE_MIB
+
+
+def pss_mib(root: int) -> float:
+    """Resident memory of the tree in which a page that n processes share counts 1/n for each of them."""
+    return sum(_pss_kib(pid) for pid in tree(root)) / 1024
+
+
+def freeze(root: int) -> None:
+    """Stop every process of the tree from running, those started meanwhile included."""
+    frozen: set[int] = set()
+    while fresh := [pid for pid in tree(root) if pid not in frozen]:
+        _signal(fresh, signal.SIGSTOP)
+        frozen.update(fresh)
+
+
+def wake(root: int) -> None:
+    """Let a frozen tree run again: children first, so that no parent finds them silent."""
+    _signal(reversed(tree(root)), signal.SIGCONT)
+
+
+def end(root: int, patience_s: float = 30.0) -> None:
+    """Ask `root` to end, and kill what is left of its tree afterwards. The caller has to wait for `root` itself."""
+    members = tree(root)
+    wake(root)
+    _signal([root], signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while any(map(_runs, members)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    _signal(filter(_runs, members), signal.SIGKILL)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _parents() -> list[tuple[int, int]]:
+    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+    found = ((pid, _stat(pid)) for pid in pids)
+    return [(pid, int(fields[1])) for pid, fields in found if fields]
+
+
+def _runs(pid: int) -> bool:
+    fields = _stat(pid)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name: state, parent's pid, …; empty if the process has gone."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _resident_pages(pid: int) -> int:
+    try:
+        return int((_PROC / str(pid) / "statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _pss_kib(pid: int) -> int:
+    try:
+        lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)

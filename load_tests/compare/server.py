@@ -1,0 +1,107 @@
+"""One engine's server process: starts it, waits until it answers, freezes it while others are measured, ends it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from load_tests.compare import process_tree
+from load_tests.compare.peers.base import AbsentError, ServerCommand
+
+START_LIMIT_S = 600.0
+_SAMPLE_S = 0.25
+
+
+@dataclass(slots=True)
+class Server:
+    """Owns a running server, its log, and the highest memory seen while it was awake."""
+
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes]
+    peak_rss_mib: float = 0.0
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let it run, and freeze it afterwards. Its memory is sampled meanwhile."""
+        process_tree.wake(self.process.pid)
+        done = threading.Event()
+        sampler = threading.Thread(target=self._sample, args=(done,), daemon=True)
+        sampler.start()
+        try:
+            yield
+        finally:
+            done.set()
+            sampler.join()
+            self.freeze()
+
+    def freeze(self) -> None:
+        process_tree.freeze(self.process.pid)
+
+    def pss_mib(self) -> float:
+        return process_tree.pss_mib(self.process.pid)
+
+    def end(self) -> None:
+        process_tree.end(self.process.pid)
+        self.process.wait()
+
+    def sample_memory(self) -> None:
+        self.peak_rss_mib = max(self.peak_rss_mib, process_tree.rss_mib(self.process.pid))
+
+    def _sample(self, done: threading.Event) -> None:
+        while not done.wait(_SAMPLE_S):
+            self.sample_memory()
+
+
+def start_server(command: ServerCommand, port: int, log: Path, say: Callable[[str], None]) -> Server:
+    """Returns when it answers. Raises AbsentError with its last words if it ends, or takes too long."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command.argv,
+            env={**os.environ, **command.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # the terminal's Ctrl-C is this program's to pass on
+        )
+    server = Server(port, log, process)
+    try:
+        _wait_until_ready(server, f"http://127.0.0.1:{port}{command.ready_path}", say)
+    except BaseException:
+        server.end()
+        raise
+    return server
+
+
+def _wait_until_ready(server: Server, url: str, say: Callable[[str], None]) -> None:
+    begun = time.monotonic()
+    while (waited := time.monotonic() - begun) < START_LIMIT_S:
+        if server.process.poll() is not None:
+            raise AbsentError(f"its server ended with status {server.process.returncode}: {last_words(server.log)}")
+        say(f"starting, {waited:.0f} s")
+        if _answers(url):
+            return
+        time.sleep(0.25)
+    raise AbsentError(f"its server did not answer within {START_LIMIT_S:.0f} s: {last_words(server.log)}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def last_words(log: Path) -> str:
+    """The last line that says something, and where the rest is."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"{lines[-1][:300] if lines else 'no output'} (see {log})"

@@ -20,7 +20,7 @@ from rich.console import Console
 from cluster.cli.fetching import resolve
 from cluster.runtime.model_store import cache_dir
 from cluster.tokenizer import Tokenizer
-from load_tests.compare.measure import prepare, run_scenario
+from load_tests.compare.measure import run_scenario, start_once
 from load_tests.compare.peers.base import Conditions, Drafting, PeerName
 from load_tests.compare.peers.registry import PEERS
 from load_tests.compare.plots import write_plots
@@ -51,7 +51,9 @@ def compare(
         str | None, typer.Option(help="Of this machine, such as 0,1; default: all that we may use.")
     ] = None,
     draft_tokens: Annotated[int, typer.Option(min=1, max=32, help="Most guesses at a time, for other engines.")] = 4,
-    install_only: Annotated[bool, typer.Option("--install-only", help="Make the environments and stop.")] = False,
+    prepare_only: Annotated[
+        bool, typer.Option("--prepare-only", help="Make environments, start every server once, and stop.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for report.md, report.json and plots.")] = None,
 ) -> None:
     """Run a preset and print, or write, what it found."""
@@ -70,8 +72,8 @@ def compare(
     console, errors = Console(), Console(stderr=True)
     with errors.status("preparing") as status:
         say = status.update if errors.is_terminal else _SaidOnce(errors)
-        if install_only:
-            for arm, reason in prepare(scenario.arms, conditions, PEERS, say).items():
+        if prepare_only:
+            for arm, reason in start_once(scenario, conditions, PEERS, say).items():
                 console.print(f"{arm}: absent: {reason}")
             return
         results = run_scenario(scenario, conditions, PEERS, _heldout(conditions.model), say)

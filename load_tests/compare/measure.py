@@ -14,6 +14,7 @@ from functools import partial
 from load_tests.bench import free_port
 from load_tests.compare.client import RequestFailedError, Trace, stream_completion
 from load_tests.compare.figures import Figures
+from load_tests.compare.guard import Guard, guarding
 from load_tests.compare.peers.base import AbsentError, Arm, Conditions, Peer, PeerName, Say
 from load_tests.compare.scenario import Load, Scenario
 from load_tests.compare.server import Server, start_server
@@ -79,7 +80,15 @@ def run_scenario(
     return results
 
 
-def prepare(arms: Sequence[Arm], conditions: Conditions, peers: Mapping[PeerName, Peer], say: Say) -> dict[Arm, str]:
+def start_once(scenario: Scenario, conditions: Conditions, peers: Mapping[PeerName, Peer], say: Say) -> dict[Arm, str]:
+    """Make environments and weights, and start and end every server, so that all is cached. Returns who is absent."""
+    results = Results()
+    with ExitStack() as stack:
+        _present(scenario, conditions, peers, results, stack, say)
+    return results.absent
+
+
+def _prepare(arms: Sequence[Arm], conditions: Conditions, peers: Mapping[PeerName, Peer], say: Say) -> dict[Arm, str]:
     """Make every engine's environment. Returns why arms are absent."""
     reasons: dict[PeerName, str] = {}
     for name in dict.fromkeys(arm.peer for arm in arms):
@@ -98,7 +107,8 @@ def _present(
     stack: ExitStack,
     say: Say,
 ) -> list[Turn]:
-    results.absent |= prepare(scenario.arms, conditions, peers, say)
+    results.absent |= _prepare(scenario.arms, conditions, peers, say)
+    guard = stack.enter_context(guarding())
     servers: dict[Arm, Server] = {}
     turns = []
     for arm in scenario.arms:
@@ -108,7 +118,7 @@ def _present(
         owner = peer.server_of(arm)
         try:
             if owner not in servers:
-                servers[owner] = _start(peer, owner, conditions, say)
+                servers[owner] = _start(peer, owner, conditions, guard, say)
                 stack.callback(servers[owner].end)
         except AbsentError as error:
             results.absent[arm] = str(error)
@@ -117,10 +127,10 @@ def _present(
     return turns
 
 
-def _start(peer: Peer, arm: Arm, conditions: Conditions, say: Say) -> Server:
+def _start(peer: Peer, arm: Arm, conditions: Conditions, guard: Guard, say: Say) -> Server:
     port = free_port()
     log = conditions.cache / arm.peer / f"{str(arm).replace(' ', '-')}.log"
-    server = start_server(peer.command(arm, conditions, port), port, log, partial(_say_of, str(arm), say))
+    server = start_server(peer.command(arm, conditions, port), port, log, guard, partial(_say_of, str(arm), say))
     server.freeze()
     return server
 

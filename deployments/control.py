@@ -43,8 +43,8 @@ class ControlReplica:
         self._address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         await self._server.start()
 
-    def reconfigure(self, user_config: LiveConfig) -> None:
-        """Called by Serve with the live part of the configuration, first of all after the constructor."""
+    async def reconfigure(self, user_config: LiveConfig) -> None:
+        """Called by Serve with the live part of the configuration; a coroutine, as in the router."""
         self._service.set_default_policy(default_document(with_live_part(self._config, user_config)))
 
     def record_replica_metadata(self) -> dict[str, object]:

@@ -123,9 +123,6 @@ class RouterReplica:
     async def ListVersions(self, request: control_pb.ListVersionsRequest, grpc_context: RayServegRPCContext) -> Message:
         return await answer(self._control.list_versions, request, grpc_context)
 
-    async def ListAudit(self, request: control_pb.ListAuditRequest, grpc_context: RayServegRPCContext) -> Message:
-        return await answer(self._control.list_audit, request, grpc_context)
-
     async def GetStatus(self, request: control_pb.GetStatusRequest, grpc_context: RayServegRPCContext) -> Message:
         return await answer(self._control.get_status, request, grpc_context)
 
@@ -156,8 +153,11 @@ class RouterReplica:
 
     # --- life ---
 
-    def reconfigure(self, user_config: LiveConfig) -> None:
-        """Called by Serve with the live part of the configuration, first of all after the constructor."""
+    async def reconfigure(self, user_config: LiveConfig) -> None:
+        """Called by Serve with the live part of the configuration, first of all after the constructor.
+
+        A coroutine, since Serve runs plain functions in a thread, and a router belongs to its event loop.
+        """
         self._router.reconfigure(with_live_part(self._config, user_config))
 
     async def __del__(self) -> None:

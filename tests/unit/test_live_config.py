@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from inspect import iscoroutinefunction
+
 import pytest
 
 from cluster.config import ClusterConfig
+from deployments.control import ControlReplica
 from deployments.live_config import LiveConfig, live_part, with_live_part
+from deployments.router import RouterReplica
 from tests.toy_cluster import MODEL, toy_cluster
 
 pytestmark = pytest.mark.unit
@@ -44,3 +48,8 @@ async def test_defaults_do_not_replace_a_policy_that_an_operator_has_put_in_forc
         cluster.router.apply_policy("schema: paceline.policy/v1\ndefault: {enabled: true}", 3)
         cluster.router.reconfigure(with_live_part(CONFIG, OFF))
         assert cluster.router.policy.current.version == 3
+
+
+@pytest.mark.parametrize("replica", [RouterReplica, ControlReplica])
+def test_serve_changes_them_on_their_own_event_loop(replica: type[RouterReplica] | type[ControlReplica]) -> None:
+    assert iscoroutinefunction(replica.reconfigure)  # Serve runs what is no coroutine in a thread

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from cluster.cli.client import DEFAULT_URL, UrlOption, ask
-from cluster.cli.common import console
+from cluster.cli.common import DEFAULT_URL, UrlOption, console, get
 
 
 def status(url: UrlOption = DEFAULT_URL, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Pools, replicas, KV use, and acceptance length of a running Paceline."""
-    report = ask("GET", f"{url}/status")
+    report = get(f"{url}/status").json()
     if as_json:
         console.print_json(json.dumps(report))
         return

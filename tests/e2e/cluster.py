@@ -76,8 +76,8 @@ class Cluster:
         os.kill(pid, signal.SIGKILL)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
-    """Seconds until the condition held. Raises AssertionError when it does not in time."""
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.02) -> float:
+    """Seconds until the condition held, looked at every_s. Raises AssertionError when it does not in time."""
     began = time.monotonic()
     while True:
         try:
@@ -87,7 +87,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
             pass
         if time.monotonic() - began > timeout_s:
             raise AssertionError(f"{what} did not happen within {timeout_s:g} s")
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 def replica_pids(deployment: str, ancestor: int) -> list[int]:

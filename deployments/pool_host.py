@@ -16,6 +16,8 @@ from cluster.metrics.pool import PoolMetrics
 from cluster.metrics.serving import serve_metrics
 from cluster.router.replica_set import Pool, ReplicaInfo
 from cluster.runtime.engine_loop import EngineLoop
+from cluster.tracing.marks import TraceFile, trace_file
+from cluster.tracing.taps import DRAFT_PLACES, TARGET_PLACES, trace_pool
 from cluster.transport.hub import PoolHub
 from cluster.transport.protocol import CommandT, EventT
 from cluster.transport.server import PoolServer
@@ -33,6 +35,7 @@ class PoolHost(Generic[CommandT, EventT]):
     info: ReplicaInfo
     meter: LoadMeter
     resources: ExitStack
+    trace: TraceFile | None
 
     @classmethod
     async def start(
@@ -47,6 +50,9 @@ class PoolHost(Generic[CommandT, EventT]):
         """Serve `engine`, which `hub` is bound to, on a free port of this node and on the running event loop."""
         registry = CollectorRegistry()
         engine.on_step = PoolMetrics(registry, model, pool.value, engine.stats).observe_step
+        trace = trace_file(pool.value)
+        if trace is not None:
+            trace_pool(engine, hub, TARGET_PLACES if pool is Pool.TARGET else DRAFT_PLACES, trace.log)
         engine.start()
         host = ray.util.get_node_ip_address()
         server = PoolServer(hub, host)
@@ -57,7 +63,7 @@ class PoolHost(Generic[CommandT, EventT]):
         info = ReplicaInfo(
             replica_id, server.address, model, pool, metrics_address, max_model_len, settings.version_name
         )
-        return cls(engine, server, info, LoadMeter(settings.max_num_seqs), resources)
+        return cls(engine, server, info, LoadMeter(settings.max_num_seqs), resources, trace)
 
     def describe(self) -> dict[str, object]:
         """The replica's metadata: how a router finds it, and what it takes."""
@@ -77,3 +83,5 @@ class PoolHost(Generic[CommandT, EventT]):
         await self.server.stop()
         await asyncio.to_thread(self.engine.stop)
         await asyncio.to_thread(self.resources.close)
+        if self.trace is not None:
+            await asyncio.to_thread(self.trace.write)

@@ -27,9 +27,11 @@ from cluster.metrics.serving import serve_metrics
 from cluster.router.control_link import ControlLink
 from cluster.router.request_feed import RequestFeed
 from cluster.router.request_log import REQUEST_LOGGER
-from cluster.router.router import Router
+from cluster.router.router import GRPC_CONNECTORS, Router
 from cluster.runtime.model_store import resolve_model
 from cluster.tokenizer import Tokenizer
+from cluster.tracing.marks import Place, trace_file
+from cluster.tracing.taps import trace_connectors
 from cluster.transport.admin_api import PREFIX, create_admin_app
 from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken
 from cluster.transport.control_servicer import ControlServicer
@@ -55,8 +57,13 @@ class RouterReplica:
         self._config = config
         self._registry = CollectorRegistry()
         tokenizers = {model.name: Tokenizer.load(resolve_model(model.target.path)) for model in config.models}
+        self._trace = trace_file("router")
         self._router = Router(
-            config, tokenizers, discover=discover_from(list(pools.values())), observer=RouterMetrics(self._registry)
+            config,
+            tokenizers,
+            discover=discover_from(list(pools.values())),
+            observer=RouterMetrics(self._registry),
+            connectors=GRPC_CONNECTORS if self._trace is None else trace_connectors(self._trace.log),
         )
         self._servicer = InferenceServicer(lambda: self._router)
         self._control = ControlServicer(lambda: self._link.backend(), self._admin_token())
@@ -91,6 +98,9 @@ class RouterReplica:
                 async for response in responses:
                     if metadata := policy_metadata(response):
                         grpc_context.set_trailing_metadata(list(metadata))
+                    if self._trace is not None:
+                        num_tokens = len(response.token_ids)
+                        self._trace.log.mark(Place.ROUTER_ANSWERED, response.request_id, 0, num_tokens)
                     yield response
 
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: RayServegRPCContext) -> pb.TokenizeResponse:
@@ -164,6 +174,8 @@ class RouterReplica:
         await self._link.stop()
         await self._router.stop()
         await asyncio.to_thread(self._metrics.close)
+        if self._trace is not None:
+            await asyncio.to_thread(self._trace.write)
 
     def _apply_policy(self, snapshot: Snapshot) -> None:
         self._router.apply_policy(snapshot.text, snapshot.version)

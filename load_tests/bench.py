@@ -1,6 +1,6 @@
 """Measure this machine through the whole cluster: HTTP and gRPC clients, router, two pools.
 
-    paceline bench [--prompts 16] [--max-tokens 64] [--repeats 3] [--out FILE]
+    paceline bench [--prompts 16] [--max-tokens 64] [--repeats 3] [--out FILE] [--trace FILE]
 
 What is compared is run in turn, prompt by prompt, in the same minutes; what is reported are medians, ratios of medians
 and the spread over prompts.
@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -34,6 +33,9 @@ from cluster.config import ClusterConfig, DType, ModelConfig, PoolConfig, Router
 from cluster.messages.request import DraftLengthMode, HoldMode
 from cluster.runtime.model_store import resolve_model
 from load_tests.prompts import heldout_prompts
+from load_tests.spread import Spread
+from load_tests.trace import ask_each, traced_processes
+from load_tests.trace import report as report_trace
 from protos.paceline.v1 import inference_pb2 as pb
 from protos.paceline.v1 import inference_pb2_grpc
 
@@ -51,23 +53,6 @@ class Run:
     ttft_s: float
     num_tokens: int
     acceptance_length: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Of a figure over prompts."""
-
-    p10: float
-    median: float
-    p90: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        cuts = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
-        return cls(cuts[0], statistics.median(values), cuts[8])
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} [{self.p10:.3f}, {self.p90:.3f}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +96,13 @@ def bench_config(max_draft_tokens: int, dtype: DType) -> ClusterConfig:
     )
 
 
-def ask(stub: Any, token_ids: Sequence[int], max_tokens: int, drafter: str | None) -> Run:
+def ask(
+    stub: Any,
+    token_ids: Sequence[int],
+    max_tokens: int,
+    drafter: str | None,
+    on_response: Callable[[pb.GenerateResponse], None] = lambda _: None,
+) -> Run:
     """One greedy request over gRPC; `drafter` None decodes plainly."""
     speculation = pb.Speculation(enabled=False) if drafter is None else pb.Speculation(enabled=True, drafter=drafter)
     request = pb.GenerateRequest(
@@ -125,6 +116,7 @@ def ask(stub: Any, token_ids: Sequence[int], max_tokens: int, drafter: str | Non
     began = time.perf_counter()
     times: list[float] = []
     for response in stub.Generate(request):
+        on_response(response)
         if response.token_ids:
             times.append(time.perf_counter())
         usage = response.usage
@@ -202,21 +194,42 @@ def bench(
     dtype: DType = DType.BFLOAT16,
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time transformers' generate.")] = True,
     out: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Only trace rounds with the draft model: a table, FILE.svg, and FILE.json for Perfetto."),
+    ] = None,
 ) -> None:
     """Plain decoding against transformers, speculation against plain decoding, and the time a round adds."""
-    from deployments.local_cluster import running
-
     config = bench_config(max_draft_tokens, dtype)
     router = config.router
     console = Console()
-    console.print("Starting a cluster …")
-    with running(config), grpc.insecure_channel(f"127.0.0.1:{router.grpc_port}") as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+    if trace is not None:
+        _trace(config, prompts, max_tokens, trace, console)
+        return
+    with _served(config, console) as stub:
         token_ids = [_chat_tokens(stub, prompt) for prompt in heldout_prompts()[:prompts]]
         report = _run(stub, f"http://127.0.0.1:{router.http_port}", token_ids, max_tokens, repeats, dtype, peers)
     console.print(_table(report))
     if out is not None:
         out.write_text(json.dumps(asdict(report), indent=1))
+
+
+@contextmanager
+def _served(config: ClusterConfig, console: Console) -> Iterator[Any]:
+    """A stub of a cluster that runs in the context."""
+    from deployments.local_cluster import running
+
+    console.print("Starting a cluster …")
+    with running(config), grpc.insecure_channel(f"127.0.0.1:{config.router.grpc_port}") as channel:
+        yield inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+def _trace(config: ClusterConfig, prompts: int, max_tokens: int, out: Path, console: Console) -> None:
+    with traced_processes() as folder:
+        with _served(config, console) as stub:
+            token_ids = [_chat_tokens(stub, prompt) for prompt in heldout_prompts()[:prompts]]
+            client = ask_each(lambda ids, received: ask(stub, ids, max_tokens, "model", received), token_ids)
+        report_trace(folder, client, out, console)
 
 
 def _run(

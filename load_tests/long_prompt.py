@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from cluster.config import DType, ModelConfig, PoolConfig
-from load_tests.bench import Spread
+from load_tests.spread import Spread
 from load_tests.timed_streams import MODEL, Ask, Client, Timed, connected, percentile, random_prompt, run_timed
 
 STREAM_PROMPT_TOKENS = 64

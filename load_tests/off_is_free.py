@@ -28,8 +28,8 @@ from rich.table import Table
 from cluster.config import ClusterConfig, DType, ModelConfig, PoolConfig, SpeculationConfig
 from cluster.control.intervals import Interval, quantile_interval
 from cluster.router.local import LocalSystem, load_local_model
-from load_tests.bench import Spread
 from load_tests.machine import machine_facts
+from load_tests.spread import Spread
 from load_tests.timed_streams import MODEL, Ask, LocalClient, Timed, random_prompt, run_timed
 
 WITHOUT, AGAIN, OFF, ON = "without", "without, again", "off", "on"

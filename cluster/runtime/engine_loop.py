@@ -65,6 +65,13 @@ class EngineLoop(Generic[CommandT, EventT]):
 
     # --- any thread --------------------------------------------------------------------------------------------------
 
+    def wrap(
+        self, work: Callable[[Work[CommandT, EventT]], Work[CommandT, EventT]], runner: Callable[[Runner], Runner]
+    ) -> None:
+        """Put something around what this engine drives, to watch it; before start()."""
+        self._work = work(self._work)
+        self._runner = runner(self._runner)
+
     def start(self) -> None:
         """Start the engine's thread."""
         if self._thread is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from cluster.config import Device, DType, PoolConfig, Quantization
@@ -58,6 +60,10 @@ class ModelRunner:
     def max_model_len(self) -> int:
         """Tokens of the longest sequence, output included."""
         return self._model.max_model_len
+
+    def wrap_model(self, wrap: Callable[[Model], Model]) -> None:
+        """Put something around the model, to watch it; before the first step."""
+        self._model = wrap(self._model)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> StepOutput:

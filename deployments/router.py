@@ -133,6 +133,9 @@ class RouterReplica:
     async def ListVersions(self, request: control_pb.ListVersionsRequest, grpc_context: RayServegRPCContext) -> Message:
         return await answer(self._control.list_versions, request, grpc_context)
 
+    async def ListAudit(self, request: control_pb.ListAuditRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await answer(self._control.list_audit, request, grpc_context)
+
     async def GetStatus(self, request: control_pb.GetStatusRequest, grpc_context: RayServegRPCContext) -> Message:
         return await answer(self._control.get_status, request, grpc_context)
 

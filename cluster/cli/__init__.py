@@ -6,7 +6,21 @@ import logging
 
 import typer
 
-from cluster.cli import access, bench, chat, generate, k8s, models, policy, report, rollout, serve, speculation, status
+from cluster.cli import (
+    access,
+    audit,
+    bench,
+    chat,
+    generate,
+    k8s,
+    models,
+    policy,
+    report,
+    rollout,
+    serve,
+    speculation,
+    status,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -23,6 +37,7 @@ app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(status.status)
 app.command()(report.report)
+app.command()(audit.audit)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
 app.add_typer(models.models_app, name="models")
 app.add_typer(k8s.k8s_app, name="k8s")

@@ -10,9 +10,10 @@ import yaml
 from rich.table import Table
 
 from cluster.cli.admin import ReasonOption, author, call
-from cluster.cli.common import DEFAULT_URL, UrlOption, console, die
+from cluster.cli.client import DEFAULT_URL, UrlOption
+from cluster.cli.common import console, die
 from cluster.cli.documents import add_document_commands, print_in_force
-from cluster.control.access import KEY_PREFIX, SCHEMA, AccessDocument, key_digest, parse_access
+from cluster.control.access import KEY_PREFIX, AccessDocument, key_digest, parse_access
 from cluster.control.document import DocumentError
 
 access_app = typer.Typer(no_args_is_help=True, help="The document of API keys and quotas, as a whole.")
@@ -30,7 +31,7 @@ def keys_create(label: str, tenant: str, url: UrlOption = DEFAULT_URL, reason: R
     values, version = _current(url)
     entry = {"label": label, "tenant": tenant, "sha256": key_digest(key)}
     _apply(url, values | {"keys": [*values.get("keys", []), entry]}, version, reason or f"key {label} for {tenant}")
-    console.print(key, soft_wrap=True, highlight=False, markup=False)
+    console.print(key, soft_wrap=True)
 
 
 @keys_app.command("revoke")
@@ -76,8 +77,8 @@ def quota(
 
 
 def _current(url: str) -> tuple[Values, int]:
-    """The access document's values and its version; an empty one before the first."""
-    answer = call("GET", url, "access", missing={"text": f"schema: {SCHEMA}", "info": {"version": 0}})
+    """The access document's values and its version."""
+    answer = call("GET", url, "access")
     document = parse_access(answer["text"])
     return _values(document), answer["info"]["version"]
 

@@ -8,9 +8,9 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 
+from cluster.cli.client import ask
 from cluster.cli.common import die
 from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE
 
@@ -48,26 +48,10 @@ def author() -> str:
     return getpass.getuser()
 
 
-def call(
-    method: str, url: str, path: str, body: dict[str, Any] | None = None, missing: Any = None, **params: Any
-) -> Any:
-    """One call of the admin API at a base URL; its answer. Ends the command with the server's message if it fails.
-
-    `missing`, if given, stands for what is not found.
-    """
+def call(method: str, url: str, path: str, body: dict[str, Any] | None = None, **params: Any) -> Any:
+    """One call of the admin API at a base URL; its answer. Ends the command with the server's message if it fails."""
     query = {name: value for name, value in params.items() if value is not None}
-    headers = {"authorization": f"Bearer {_token()}"}
-    try:
-        response = httpx.request(
-            method, f"{url}/admin/v1/{path}", json=body, params=query, headers=headers, timeout=TIMEOUT_S
-        )
-    except httpx.HTTPError as error:
-        die(f"no Paceline answers at {url}: {error}")
-    if response.status_code == httpx.codes.NOT_FOUND and missing is not None:
-        return missing
-    if response.is_error:
-        die(_message(response))
-    return response.json()
+    return ask(method, f"{url}/admin/v1/{path}", _token(), TIMEOUT_S, json=body, params=query)
 
 
 def _token() -> str:
@@ -78,10 +62,3 @@ def _token() -> str:
         return token_file().read_text().strip()
     except OSError:
         die(f"no admin token: set {ADMIN_TOKEN_VARIABLE}")
-
-
-def _message(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"{response.request.url}: {response.status_code}"

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import httpx
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from cluster.config import ClusterConfig, ConfigError, load_config
 
-console = Console()
-errors = Console(stderr=True)
+# What is printed has names and reasons that others chose: never as markup.
+console = Console(markup=False, highlight=False, emoji=False)
+errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Configuration file; default: the demo.")]
-UrlOption = Annotated[str, typer.Option("--url", help="Base URL of a running Paceline.")]
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def load(path: Path | None) -> ClusterConfig:
@@ -28,14 +28,6 @@ def load(path: Path | None) -> ClusterConfig:
         die(str(error))
 
 
-def get(url: str) -> httpx.Response:
-    """A good answer of a running Paceline; ends the command if there is none."""
-    try:
-        return httpx.get(url, timeout=10).raise_for_status()
-    except httpx.HTTPError as error:
-        die(f"no Paceline answers at {url}: {error}")
-
-
 def write(text: str) -> None:
     """Text as it comes, without a line end."""
     sys.stdout.write(text)
@@ -44,5 +36,10 @@ def write(text: str) -> None:
 
 def die(message: str) -> NoReturn:
     """End the command with a message."""
-    errors.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
+    errors.print(Text("error:", "red"), message, soft_wrap=True)
     raise typer.Exit(1)
+
+
+def moment(at: float) -> str:
+    """A Unix time, for people."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

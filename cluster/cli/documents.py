@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +10,10 @@ import typer
 from rich.table import Table
 
 from cluster.cli.admin import ReasonOption, author, call
-from cluster.cli.common import DEFAULT_URL, UrlOption, console, die, write
+from cluster.cli.client import DEFAULT_URL, UrlOption
+from cluster.cli.common import console, die, moment, write
 from cluster.control.store import MAX_TEXT_BYTES
+from cluster.control.text_diff import unified_diff
 
 FileArgument = Annotated[Path, typer.Argument(help="YAML or JSON; - reads standard input.")]
 
@@ -45,8 +45,8 @@ def add_document_commands(app: typer.Typer, kind: str) -> None:
     def diff(file: FileArgument, url: UrlOption = DEFAULT_URL) -> None:
         """How a document differs from the one in force."""
         current = call("GET", url, kind)
-        before, after = current["text"].splitlines(True), read_text(file).splitlines(True)
-        write("".join(difflib.unified_diff(before, after, f"version {current['info']['version']}", str(file))))
+        diff = unified_diff(current["text"], read_text(file), f"version {current['info']['version']}", str(file))
+        write(diff + "\n" * bool(diff))
 
     @app.command("history")
     def history(
@@ -59,9 +59,9 @@ def add_document_commands(app: typer.Typer, kind: str) -> None:
         versions = call("GET", url, f"{kind}/versions", limit=limit, before=before)
         if diffs:
             for info in versions:
-                console.print(
-                    f"version {info['version']}, {_when(info)}, {info['author']}: {info['reason']}", style="bold"
-                )
+                when = moment(info["written_at"])
+                line = f"version {info['version']}, {when}, {info['author']}: {info['reason']}"
+                console.print(line, style="bold", soft_wrap=True)
                 write(info["diff"] + "\n")
         else:
             console.print(_history_table(versions))
@@ -74,12 +74,13 @@ def add_document_commands(app: typer.Typer, kind: str) -> None:
 
 
 def read_text(file: Path) -> str:
-    """The file's text; ends the command if it cannot be one."""
+    """The text of a file, or of standard input for `-`; ends the command if it cannot be a document."""
     try:
-        if str(file) == "-":
-            return sys.stdin.read(MAX_TEXT_BYTES + 1)
-        with file.open("rb") as stream:
-            return stream.read(MAX_TEXT_BYTES + 1).decode()
+        with sys.stdin.buffer if str(file) == "-" else file.open("rb") as stream:
+            data = stream.read(MAX_TEXT_BYTES + 1)
+        if len(data) > MAX_TEXT_BYTES:
+            die(f"{file}: a document has at most {MAX_TEXT_BYTES} bytes")
+        return data.decode()
     except OSError as error:
         die(f"cannot read {file}: {error.strerror}")
     except UnicodeDecodeError as error:
@@ -89,16 +90,12 @@ def read_text(file: Path) -> str:
 def print_in_force(answer: dict[str, Any]) -> None:
     """Say what has just been put in force."""
     info = answer["info"]
-    console.print(f"{info['kind']} version {info['version']} is in force", highlight=False)
+    console.print(f"{info['kind']} version {info['version']} is in force")
 
 
 def _history_table(versions: list[dict[str, Any]]) -> Table:
     table = Table("version", "time", "author", "reason")
     for info in versions:
         restores = "" if info["restores"] is None else f"rollback to {info['restores']}. "
-        table.add_row(str(info["version"]), _when(info), info["author"], restores + info["reason"])
+        table.add_row(str(info["version"]), moment(info["written_at"]), info["author"], restores + info["reason"])
     return table
-
-
-def _when(info: dict[str, Any]) -> str:
-    return datetime.fromtimestamp(info["written_at"], UTC).strftime("%Y-%m-%d %H:%M:%SZ")

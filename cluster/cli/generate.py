@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from cluster.cli.common import DEFAULT_URL, ConfigOption, UrlOption, die, get, load, write
+from cluster.cli.client import DEFAULT_URL, ApiKeyOption, UrlOption, ask, bearer, calling, check
+from cluster.cli.common import ConfigOption, die, load, write
 from cluster.cli.fetching import fetch_models
 from cluster.config import ClusterConfig
 from cluster.messages.answer import RequestError
@@ -21,6 +22,7 @@ def generate(
     config: ConfigOption = None,
     no_cluster: Annotated[bool, typer.Option("--no-cluster", help="Run the engines in this process.")] = False,
     url: UrlOption = DEFAULT_URL,
+    api_key: ApiKeyOption = None,
     model: Annotated[str | None, typer.Option(help="Default: the first model.")] = None,
     max_tokens: int = 128,
     temperature: float = 0.0,
@@ -33,7 +35,7 @@ def generate(
         _generate_here(load(config), model, prompt, sampling, SpeculationOverride(enabled=speculation))
         return
     body = {
-        "model": model or _first_model(url),
+        "model": model or _first_model(url, api_key),
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -41,7 +43,7 @@ def generate(
         "stream": True,
         "speculation": {"enabled": speculation},
     }
-    _stream_over_http(url, body)
+    _stream_over_http(url, api_key, body)
 
 
 def _generate_here(
@@ -60,19 +62,24 @@ def _generate_here(
     write("\n")
 
 
-def _first_model(url: str) -> str:
-    return str(get(f"{url}/v1/models").json()["data"][0]["id"])
+def _first_model(url: str, api_key: str | None) -> str:
+    return str(ask("GET", f"{url}/v1/models", api_key)["data"][0]["id"])
 
 
-def _stream_over_http(url: str, body: dict[str, Any]) -> None:
-    try:
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=600) as response:
-            if response.is_error:
-                die(json.loads(response.read())["error"]["message"])
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    choices = json.loads(line[6:]).get("choices", [])
-                    write((choices[0]["delta"].get("content") or "") if choices else "")
-        write("\n")
-    except httpx.HTTPError as error:
-        die(f"no Paceline answers at {url}: {error}")
+def _stream_over_http(url: str, api_key: str | None, body: dict[str, Any]) -> None:
+    path, headers = f"{url}/v1/chat/completions", bearer(api_key)
+    with calling(url), httpx.stream("POST", path, json=body, headers=headers, timeout=600) as response:
+        if response.is_error:
+            response.read()
+            check(response)
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                _write_event(json.loads(line[6:]))
+    write("\n")
+
+
+def _write_event(event: dict[str, Any]) -> None:
+    if "error" in event:
+        die(event["error"]["message"])
+    choices = event.get("choices", [])
+    write((choices[0]["delta"].get("content") or "") if choices else "")

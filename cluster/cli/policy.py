@@ -9,13 +9,13 @@ import typer
 from rich.table import Table
 
 from cluster.cli.admin import call
-from cluster.cli.common import DEFAULT_URL, UrlOption, console, die, errors
-from cluster.cli.documents import add_document_commands
+from cluster.cli.client import DEFAULT_URL, UrlOption
+from cluster.cli.common import console, die, errors
+from cluster.cli.documents import FileArgument, add_document_commands, read_text
 from cluster.cli.policy_report import as_json, as_text
 from cluster.control.document import DocumentError, PolicyDocument, parse_document
 from cluster.control.explain import explain
 from cluster.control.policy import PolicyContext, SpeculationPolicy
-from cluster.control.strict_document import MAX_DOCUMENT_BYTES
 from cluster.messages.request import MAX_DRAFT_TOKENS, Drafter, SpeculationOverride
 
 policy_app = typer.Typer(no_args_is_help=True, help="Who speculates: check, explain, apply, watch and roll back.")
@@ -25,10 +25,10 @@ FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Default: 
 
 
 @policy_app.command("check")
-def policy_check(file: Path) -> None:
+def policy_check(file: FileArgument) -> None:
     """Say whether a policy document would be accepted, else every flaw with the path to its field."""
     document = _read(file)
-    console.print(f"{file}: {len(document.rules)} rules, digest {document.digest()}", soft_wrap=True, markup=False)
+    console.print(f"{file}: {len(document.rules)} rules, digest {document.digest()}", soft_wrap=True)
 
 
 @policy_app.command("explain")
@@ -71,16 +71,16 @@ def policy_explain(
     if json:
         console.print_json(as_json(explanation))
     else:
-        console.print(as_text(explanation), markup=False, highlight=False, soft_wrap=True)
+        console.print(as_text(explanation), soft_wrap=True)
 
 
 @policy_app.command("status")
 def policy_status(url: UrlOption = DEFAULT_URL) -> None:
     """Which router runs which version."""
     answer = call("GET", url, "status")
-    console.print(f"in force: policy {answer['policy_version']}, access {answer['access_version']}", highlight=False)
+    console.print(f"in force: policy {answer['policy_version']}, access {answer['access_version']}")
     if answer["store_error"]:
-        console.print(f"the store does not answer: {answer['store_error']}", style="red", highlight=False)
+        console.print(f"the store does not answer: {answer['store_error']}", style="red")
     table = Table("router", "policy", "access", "refused")
     for router in answer["routers"]:
         versions = str(router["policy_version"]), str(router["access_version"])
@@ -108,14 +108,8 @@ def _check_text(*values: str | None) -> None:
 def _read(file: Path) -> PolicyDocument:
     """Ends the command with every flaw of a document that cannot be used."""
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_DOCUMENT_BYTES + 1)
-        return parse_document(data.decode())
-    except OSError as error:
-        die(f"cannot read {file}: {error.strerror}")
-    except UnicodeDecodeError as error:
-        die(f"{file}: byte {error.start} is not UTF-8")
+        return parse_document(read_text(file))
     except DocumentError as error:
         for flaw in error.flaws:
-            errors.print(f"{file}: {flaw}", markup=False, highlight=False, soft_wrap=True)
+            errors.print(f"{file}: {flaw}", soft_wrap=True)
         raise typer.Exit(1) from error

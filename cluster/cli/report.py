@@ -13,7 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from cluster.cli.admin import call
-from cluster.cli.common import DEFAULT_URL, UrlOption, console
+from cluster.cli.client import DEFAULT_URL, UrlOption
+from cluster.cli.common import console
 from cluster.control.breakdown import Window
 from cluster.control.dimensions import Dimension
 from cluster.control.report import DEFAULT_BY
@@ -38,14 +39,14 @@ def report(
     if as_json:
         console.print_json(json.dumps(answer))
         return
-    console.print(_title(answer), highlight=False)
+    console.print(_title(answer))
     if not answer["rows"]:
         return
     _print_whole(_rows(answer))
     if answer["comparisons"]:
         _print_whole(_comparisons(answer))
     for line in _explanations(answer):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _title(answer: dict[str, Any]) -> str:
@@ -87,14 +88,14 @@ def _table(names: list[str], figures: dict[str, Figure], rows: list[dict[str, An
     for name in figures:
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*(_escaped(value) for value in row["values"]), *(figure(row) for figure in figures.values()))
+        table.add_row(*row["values"], *(figure(row) for figure in figures.values()))
     return table
 
 
 def _print_whole(table: Table) -> None:
     """As wide as it is: a table that is squeezed into a narrow terminal says nothing."""
     width = Measurement.get(console, console.options.update(max_width=MAX_WIDTH), table).maximum
-    Console(width=max(width, console.width)).print(table)
+    Console(width=max(width, console.width), markup=False, emoji=False).print(table)
 
 
 def _explanations(answer: dict[str, Any]) -> Iterator[str]:
@@ -103,11 +104,6 @@ def _explanations(answer: dict[str, Any]) -> Iterator[str]:
         if row["explanation"]:
             group = ", ".join(f"{name} {value}" for name, value in zip(answer["by"], row["values"], strict=True))
             yield f"speculation does not pay for {group or 'these requests'}: {row['explanation']}"
-
-
-def _escaped(name: str) -> str:
-    """Clients choose names: not as markup."""
-    return name.replace("[", r"\[")
 
 
 def _ms(seconds: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,8 @@ import yaml
 from rich.table import Table
 
 from cluster.cli.admin import ReasonOption, author, call
-from cluster.cli.common import DEFAULT_URL, UrlOption, console, die
+from cluster.cli.client import DEFAULT_URL, UrlOption
+from cluster.cli.common import console, die, moment
 from cluster.cli.documents import read_text
 from cluster.control.document import DocumentError
 from cluster.control.rollout import FINISHED, RolloutCommand
@@ -48,7 +48,7 @@ def start(
         limits = at_most or ["ttft=1.2", "tpot=1.1", "error_rate=0.01"]
         text = _described(rule, percents, {"window_s": window, "looks": looks}, limits, min_samples)
     answer = call("POST", url, "rollouts", {"text": text, "author": author(), "reason": reason})
-    console.print(f"rollout {answer['rollout_id']} of rule {answer['rule']} has begun", highlight=False)
+    console.print(f"rollout {answer['rollout_id']} of rule {answer['rule']} has begun")
 
 
 @rollout_app.command("list")
@@ -57,7 +57,7 @@ def list_all(url: UrlOption = DEFAULT_URL, limit: Annotated[int, typer.Option(mi
     table = Table("rollout", "rule", "phase", "percent", "started", "by", "why")
     for item in call("GET", url, "rollouts", limit=limit):
         percent = f"{item['percent']:g}" + " …" * item["is_pending"]
-        started = _when(item["started_at"])
+        started = moment(item["started_at"])
         table.add_row(item["rollout_id"], item["rule"], item["phase"], percent, started, item["author"], item["why"])
     console.print(table)
 
@@ -91,7 +91,7 @@ def _add_command(command: RolloutCommand, text: str) -> None:
     def run(rollout_id: IdArgument, url: UrlOption = DEFAULT_URL, reason: ReasonOption = "") -> None:
         body = {"author": author(), "reason": reason}
         item = call("POST", url, f"rollouts/{rollout_id}/{command.value}", body)
-        console.print(f"rollout {rollout_id} is {item['phase']} at {item['percent']:g} %", highlight=False)
+        console.print(f"rollout {rollout_id} is {item['phase']} at {item['percent']:g} %")
 
 
 _add_command(RolloutCommand.PAUSE, "Hold it where it is.")
@@ -134,10 +134,9 @@ def _number(text: str) -> float:
 def _print_status(item: dict[str, Any]) -> None:
     spec = parse_rollout(item["text"])
     console.print(
-        f"rollout {item['rollout_id']} of rule {item['rule']}: [bold]{item['phase']}[/bold] at {item['percent']:g} %",
-        highlight=False,
+        f"rollout {item['rollout_id']} of rule {item['rule']}: {item['phase']} at {item['percent']:g} %", style="bold"
     )
-    console.print(item["why"], highlight=False, markup=False, soft_wrap=True)
+    console.print(item["why"], soft_wrap=True)
     _print_steps(spec, item)
     _print_results(item)
     for event in item["events"]:
@@ -150,7 +149,7 @@ def _print_steps(spec: RolloutSpec, item: dict[str, Any]) -> None:
         measured = ""
         if mark == "→" and item["num_canary"] is not None:
             measured = f" ({item['num_canary']} canary, {item['num_control']} control so far)"
-        console.print(f"  {mark} {_said(step)}{measured}", highlight=False, markup=False)
+        console.print(f"  {mark} {_said(step)}{measured}")
 
 
 def _said(step: Step) -> str:
@@ -174,8 +173,4 @@ def _print_results(item: dict[str, Any]) -> None:
 
 def _print_event(event: dict[str, Any]) -> None:
     where = f"{event['phase']}, step {event['step_index'] + 1}, {event['percent']:g} %"
-    console.print(f"{_when(event['at'])}  {where}: {event['reason']}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    console.print(f"{moment(event['at'])}  {where}: {event['reason']}", soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cluster.cli.admin import ReasonOption, author, call
-from cluster.cli.common import DEFAULT_URL, UrlOption
+from cluster.cli.client import DEFAULT_URL, UrlOption
 from cluster.cli.documents import print_in_force
 
 speculation_app = typer.Typer(no_args_is_help=True, help="Turn speculation on and off, running streams included.")

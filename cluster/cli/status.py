@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from cluster.cli.common import DEFAULT_URL, UrlOption, console, get
+from cluster.cli.client import DEFAULT_URL, UrlOption, ask
+from cluster.cli.common import console
 
 
 def status(url: UrlOption = DEFAULT_URL, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Pools, replicas, KV use, and acceptance length of a running Paceline."""
-    report = get(f"{url}/status").json()
+    report = ask("GET", f"{url}/status")
     if as_json:
         console.print_json(json.dumps(report))
         return

@@ -8,6 +8,7 @@ from cluster.control.control_store import ControlStore
 from cluster.control.document import PolicyDocument, parse_document
 from cluster.control.store import Change, ConflictError, Kind, Snapshot
 from cluster.control.switch import as_yaml
+from cluster.controller.audit_log import AuditLog
 from cluster.controller.board import Board
 
 MAX_TRIES = 5  # of a change to whatever stands, while others keep being first
@@ -17,7 +18,7 @@ Edit = Callable[[PolicyDocument], PolicyDocument | None]
 
 
 class PolicyDesk:
-    """Owns the writing of documents: routers are told of each one before the write returns.
+    """Owns the writing of documents: routers are told of each one, and the audit log, before the write returns.
 
     `default_policy` is what the first change is made to. Methods raise StoreError, and what an edit raises.
     """
@@ -29,6 +30,7 @@ class PolicyDesk:
         self._store = store
         self._board = board
         self._clock = clock
+        self._audit = AuditLog(store, clock)
 
     def in_force(self) -> Snapshot | None:
         """The newest policy that this process knows of; None: none yet."""
@@ -38,20 +40,23 @@ class PolicyDesk:
         """The policy that the store has; None before the first."""
         return await self._store.current(Kind.POLICY)
 
-    async def write(self, kind: Kind, write: Write, num_tries: int = MAX_TRIES) -> Snapshot:
-        """Write on top of what stands, again if someone else is first."""
+    async def write(self, kind: Kind, action: str, write: Write, num_tries: int = MAX_TRIES) -> Snapshot:
+        """Write on top of what stands, again if someone else is first. `action` is the audit log's word for it."""
         while True:
             num_tries -= 1
+            standing = await self._store.current(kind)
             try:
-                snapshot = await write(await self._store.current(kind))
+                snapshot = await write(standing)
             except ConflictError:
                 if num_tries == 0:
                     raise
             else:
                 self._board.publish(snapshot)
+                if snapshot is not standing:
+                    await self._note(action, snapshot)
                 return snapshot
 
-    async def edit(self, edit: Edit, author: str, reason: str) -> Snapshot:
+    async def edit(self, action: str, edit: Edit, author: str, reason: str) -> Snapshot:
         """Change the policy that stands; an edit that gives None leaves it as it is."""
 
         async def write(standing: Snapshot | None) -> Snapshot:
@@ -63,4 +68,8 @@ class PolicyDesk:
             version = 0 if standing is None else standing.version
             return await self._store.put(Kind.POLICY, change, version, self._clock())
 
-        return await self.write(Kind.POLICY, write)
+        return await self.write(Kind.POLICY, action, write)
+
+    async def _note(self, action: str, snapshot: Snapshot) -> None:
+        info = snapshot.info
+        await self._audit.note(info.author, f"{info.kind}.{action}", info.kind, f"version {info.version}", info.reason)

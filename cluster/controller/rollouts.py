@@ -21,14 +21,8 @@ from cluster.control.rollout import RolloutCommand, RolloutState
 from cluster.control.rollout_entry import MAX_SPEC_BYTES, RolloutEntry, RolloutView, moved, view_of
 from cluster.control.rollout_rule import AppliedRule, RuleEditedError, applied_rule, edit_of, find_rule, with_percent
 from cluster.control.rollout_spec import RolloutSpec, parse_rollout
-from cluster.control.store import (
-    AuditEntry,
-    ConflictError,
-    RolloutRecord,
-    StoreError,
-    check_name,
-    check_remark,
-)
+from cluster.control.store import ConflictError, RolloutRecord, check_name, check_remark
+from cluster.controller.audit_log import AuditLog
 from cluster.controller.errors import errors_of
 from cluster.controller.policy_desk import PolicyDesk
 from cluster.controller.rollout_run import RolloutRun
@@ -52,6 +46,7 @@ class Rollouts:
         self._policy = policy
         self._has_routers = has_routers
         self._clock = clock
+        self._audit = AuditLog(store, clock)
         self._runs: dict[str, RolloutRun] | None = None  # None: not read from the store yet
         self._lock = asyncio.Lock()
         self._troubles: dict[str, str] = {}  # by rollout, to be told once
@@ -112,7 +107,7 @@ class Rollouts:
             run = RolloutRun(entry, 0)
             await self._keep(run, moved(entry, entry.state, now))
             runs[rollout_id] = run
-            await self._audit(author, "rollout.start", entry, reason)
+            await self._note(author, "start", entry, reason)
             await self._go_on(run)
             return run.view(self._clock())
 
@@ -147,7 +142,7 @@ class Rollouts:
             except rollout.RolloutCommandError as error:
                 raise RequestError(ErrorKind.CONFLICT, str(error)) from error
             await self._keep(run, moved(run.entry, state, now))
-            await self._audit(author, f"rollout.{command}", run.entry, reason)
+            await self._note(author, command, run.entry, reason)
             await self._go_on(run)
             return run.view(self._clock())
 
@@ -196,7 +191,7 @@ class Rollouts:
         assert pending is not None
         author = f"rollout/{entry.rollout_id}"
         try:
-            snapshot = await self._policy.edit(run.edited, author, run.state.reason[:1000])
+            snapshot = await self._policy.edit("percent", run.edited, author, run.state.reason[:1000])
         except RuleEditedError as error:
             await self._step_aside(run, str(error), self._clock())
             return
@@ -213,7 +208,7 @@ class Rollouts:
         await self._keep(run, moved(run.entry, state, now))
         if state.phase is not before.phase:
             logger.info("rollout %s is %s: %s", run.entry.rollout_id, state.phase, state.reason)
-            await self._audit(f"rollout/{run.entry.rollout_id}", f"rollout.{state.phase}", run.entry, state.reason)
+            await self._note(f"rollout/{run.entry.rollout_id}", state.phase, run.entry, state.reason)
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
@@ -233,13 +228,8 @@ class Rollouts:
         await self._store.put_rollout(RolloutRecord(entry.rollout_id, revision, text, entry.is_over, self._clock()))
         run.stored(entry, revision)
 
-    async def _audit(self, actor: str, action: str, entry: RolloutEntry, detail: str) -> None:
-        """What has been done is done, whether or not the log can be written."""
-        audit = AuditEntry(actor, action, entry.rollout_id, entry.state.phase.value, self._clock(), detail[:4096])
-        try:
-            await self._store.append_audit(audit)
-        except StoreError as error:
-            logger.warning("%s of rollout %s is not in the audit log: %s", action, entry.rollout_id, error)
+    async def _note(self, actor: str, action: str, entry: RolloutEntry, detail: str) -> None:
+        await self._audit.note(actor, f"rollout.{action}", entry.rollout_id, entry.state.phase, detail)
 
     @contextmanager
     def _noting_trouble(self, whose: str) -> Iterator[None]:

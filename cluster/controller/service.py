@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from cluster.control.access import SCHEMA as ACCESS_SCHEMA
 from cluster.control.breakdown import Breakdown
 from cluster.control.control_store import ControlStore
 from cluster.control.document import DocumentError, PolicyDocument
@@ -12,14 +13,16 @@ from cluster.control.finished_request import FinishedRequest
 from cluster.control.report import Report, report
 from cluster.control.report_query import ReportQuery
 from cluster.control.store import (
+    AuditEntry,
     Change,
     Kind,
     Restore,
     Snapshot,
     StoreError,
     VersionInfo,
+    text_digest,
 )
-from cluster.control.switch import SpeculationSwitch, switched
+from cluster.control.switch import SpeculationSwitch, as_yaml, switched
 from cluster.controller.board import Board
 from cluster.controller.checks import CHECKS
 from cluster.controller.errors import errors_of
@@ -37,7 +40,8 @@ RequestListener = Callable[[Sequence[FinishedRequest]], None]
 class ControlService:
     """Owns the store and what routers have been told: a ControlBackend and a RouterDesk. One event loop's.
 
-    `default_policy` is what the first switch changes. `clock` is seconds since 1970.
+    `default_policy` is version 0: what holds before the first document, and what the first switch changes. `clock` is
+    seconds since 1970.
     """
 
     def __init__(self, store: ControlStore, default_policy: PolicyDocument, clock: Callable[[], float]) -> None:
@@ -57,7 +61,7 @@ class ControlService:
         self._tasks.append(asyncio.create_task(self.rollouts.run(), name="control-rollouts"))
 
     def set_default_policy(self, default_policy: PolicyDocument) -> None:
-        """Let the first switch change this one."""
+        """Let this one be version 0."""
         self._policy.default_policy = default_policy
 
     async def stop(self) -> None:
@@ -70,14 +74,10 @@ class ControlService:
     # --- ControlBackend ----------------------------------------------------------------------------------------------
 
     async def get(self, kind: Kind, version: int | None = None) -> Snapshot:
-        if version is not None:
+        if version:
             return await errors_of(self._store.get(kind, version))
-        snapshot = await errors_of(self._store.current(kind))
-        if snapshot is None:
-            raise RequestError(
-                ErrorKind.NOT_FOUND, f"there is no {kind} document yet; the configuration's defaults hold"
-            )
-        return snapshot
+        snapshot = await errors_of(self._store.current(kind)) if version is None else None
+        return snapshot or self._configured(kind)
 
     async def apply(self, kind: Kind, change: Change, expected_version: int | None = None) -> Snapshot:
         _check(kind, change.text)
@@ -86,7 +86,7 @@ class ControlService:
             version = _version(standing) if expected_version is None else expected_version
             return await self._store.put(kind, change, version, self._clock())
 
-        return await errors_of(self._policy.write(kind, write, MAX_TRIES if expected_version is None else 1))
+        return await errors_of(self._policy.write(kind, "apply", write, MAX_TRIES if expected_version is None else 1))
 
     async def roll_back(self, kind: Kind, restore: Restore) -> Snapshot:
         old = await errors_of(self._store.get(kind, restore.version))
@@ -95,13 +95,16 @@ class ControlService:
         async def write(standing: Snapshot | None) -> Snapshot:
             return await self._store.rollback(kind, restore, _version(standing), self._clock())
 
-        return await errors_of(self._policy.write(kind, write))
+        return await errors_of(self._policy.write(kind, "rollback", write))
 
     async def switch_speculation(self, switch: SpeculationSwitch, author: str, reason: str) -> Snapshot:
-        return await errors_of(self._policy.edit(lambda document: switched(document, switch), author, reason))
+        return await errors_of(self._policy.edit("switch", lambda document: switched(document, switch), author, reason))
 
     async def history(self, kind: Kind, limit: int, before: int | None = None) -> tuple[VersionInfo, ...]:
         return await errors_of(self._store.history(kind, limit, before))
+
+    async def audit(self, limit: int, before: int | None = None) -> tuple[AuditEntry, ...]:
+        return await errors_of(self._store.audit(limit, before))
 
     async def status(self) -> ControlStatus:
         policy, access = self._board.version(Kind.POLICY), self._board.version(Kind.ACCESS)
@@ -131,6 +134,12 @@ class ControlService:
         self._routers.acknowledge(router_id, acknowledgement)
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _configured(self, kind: Kind) -> Snapshot:
+        """Version 0 of a kind, which nobody has written."""
+        is_policy = kind is Kind.POLICY
+        text = as_yaml(self._policy.default_policy) if is_policy else f"schema: {ACCESS_SCHEMA}\n"
+        return Snapshot(VersionInfo(kind, 0, text_digest(text), "configuration", "", 0.0, ""), text)
 
     async def _follow(self, kind: Kind) -> None:
         """Publish every version that this process or another one writes. While the store is away, this waits."""

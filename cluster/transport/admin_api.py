@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.control.report import Report
 from cluster.control.report_query import parse_query
-from cluster.control.store import MAX_PAGE, Change, Kind, Restore, Snapshot, VersionInfo
+from cluster.control.store import MAX_PAGE, AuditEntry, Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
 from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.admin_token import AUTHORIZATION, AdminToken
@@ -115,9 +115,18 @@ def _routes(authorised: Any) -> APIRouter:
         """What the finished requests of a window were like, and why speculation does not pay where it does not."""
         return await control.report(parse_query(window, by.split(",")))
 
+    @routes.get("/audit")
+    async def list_audit(
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+        before: Annotated[int | None, Query(ge=1)] = None,
+        control: ControlBackend = authorised,
+    ) -> list[AuditEntry]:
+        """Who changed what, when and why; newest first. `before` continues an earlier page."""
+        return list(await control.audit(limit, before))
+
     @routes.get("/{kind}")
     async def get_document(kind: Kind, control: ControlBackend = authorised) -> DocumentAnswer:
-        """The document in force."""
+        """The document in force; before the first one, what holds without it, as version 0."""
         return _answer(await control.get(kind))
 
     @routes.put("/{kind}")

@@ -11,7 +11,7 @@ from cluster.control.report import Report
 from cluster.control.report_query import ReportQuery
 from cluster.control.rollout import RolloutCommand
 from cluster.control.rollout_entry import RolloutView
-from cluster.control.store import Change, Kind, Restore, Snapshot, VersionInfo
+from cluster.control.store import AuditEntry, Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
 
 MAX_RECORDS: Final = 256  # finished requests in one report
@@ -75,7 +75,7 @@ class ControlBackend(Protocol):
         ...
 
     async def get(self, kind: Kind, version: int | None = None) -> Snapshot:
-        """One version, or the one in force. NOT_FOUND if there is none."""
+        """One version, or the one in force; 0 is what holds before the first. NOT_FOUND if it is not kept."""
         ...
 
     async def apply(self, kind: Kind, change: Change, expected_version: int | None = None) -> Snapshot:
@@ -92,6 +92,10 @@ class ControlBackend(Protocol):
 
     async def history(self, kind: Kind, limit: int, before: int | None = None) -> tuple[VersionInfo, ...]:
         """Newest first."""
+        ...
+
+    async def audit(self, limit: int, before: int | None = None) -> tuple[AuditEntry, ...]:
+        """Who did what, newest first; `before` continues an earlier page."""
         ...
 
     async def status(self) -> ControlStatus: ...

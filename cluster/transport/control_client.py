@@ -13,7 +13,7 @@ import grpc.aio
 from cluster.control.finished_request import FinishedRequest
 from cluster.control.report import Report
 from cluster.control.report_query import ReportQuery
-from cluster.control.store import Change, Kind, Restore, Snapshot, VersionInfo
+from cluster.control.store import AuditEntry, Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
 from cluster.transport import control_codec as codec
 from cluster.transport import report_codec
@@ -91,6 +91,10 @@ class ControlClient:
         request = pb.ListVersionsRequest(kind=codec.kind_to_wire(kind), limit=limit, before=before)
         response = await self._call(self._stub.ListVersions, request)
         return tuple(map(codec.version_from_wire, response.versions))
+
+    async def audit(self, limit: int, before: int | None = None) -> tuple[AuditEntry, ...]:
+        response = await self._call(self._stub.ListAudit, pb.ListAuditRequest(limit=limit, before=before))
+        return tuple(map(codec.audit_from_wire, response.entries))
 
     async def status(self) -> ControlStatus:
         return codec.status_from_wire(await self._call(self._stub.GetStatus, pb.GetStatusRequest()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.control.store import Kind, Snapshot, VersionInfo
+from cluster.control.store import AuditEntry, Kind, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
 from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.control_backend import Acknowledgement, ControlStatus, RouterState
@@ -56,6 +56,22 @@ def version_from_wire(info: pb.VersionInfo) -> VersionInfo:
         info.diff,
         info.restores if info.HasField("restores") else None,
     )
+
+
+def audit_to_wire(entry: AuditEntry) -> pb.AuditEntry:
+    return pb.AuditEntry(
+        sequence=entry.sequence,
+        at=entry.at,
+        actor=entry.actor,
+        action=entry.action,
+        target=entry.target,
+        outcome=entry.outcome,
+        detail=entry.detail,
+    )
+
+
+def audit_from_wire(entry: pb.AuditEntry) -> AuditEntry:
+    return AuditEntry(entry.actor, entry.action, entry.target, entry.outcome, entry.at, entry.detail, entry.sequence)
 
 
 def switch_to_wire(switch: SpeculationSwitch, author: str, reason: str) -> pb.SwitchSpeculationRequest:

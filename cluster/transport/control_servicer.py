@@ -75,6 +75,12 @@ class ControlServicer:
         versions = await self._backend().history(kind, request.limit or DEFAULT_PAGE, before)
         return pb.ListVersionsResponse(versions=map(codec.version_to_wire, versions))
 
+    async def list_audit(self, request: pb.ListAuditRequest, metadata: Metadata) -> pb.ListAuditResponse:
+        self._token.check(metadata.get(AUTHORIZATION))
+        before = request.before if request.HasField("before") else None
+        entries = await self._backend().audit(request.limit or DEFAULT_PAGE, before)
+        return pb.ListAuditResponse(entries=map(codec.audit_to_wire, entries))
+
     async def get_status(self, request: pb.GetStatusRequest, metadata: Metadata) -> pb.GetStatusResponse:
         self._token.check(metadata.get(AUTHORIZATION))
         return codec.status_to_wire(await self._backend().status())
@@ -196,6 +202,9 @@ class GrpcControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
         return await _answer(self._control.list_versions, request, context)
+
+    async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
+        return await _answer(self._control.list_audit, request, context)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return await _answer(self._control.get_status, request, context)

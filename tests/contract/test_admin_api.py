@@ -16,7 +16,7 @@ from tests.control_server import TOKEN, control_server
 
 pytestmark = pytest.mark.contract
 
-CALLS = (("GET", "/policy"), ("PUT", "/policy"), ("GET", "/status"), ("POST", "/speculation"))
+CALLS = (("GET", "/policy"), ("PUT", "/policy"), ("GET", "/status"), ("POST", "/speculation"), ("GET", "/audit"))
 TEXT = "schema: paceline.policy/v1\nsalt: one\n"
 
 
@@ -54,7 +54,6 @@ async def test_a_document_goes_through_its_life(admin: httpx2.AsyncClient) -> No
 @pytest.mark.parametrize(
     ("method", "path", "json", "status", "word"),
     [
-        ("GET", "/policy", None, 404, "no policy document"),
         ("GET", "/policy/versions/9", None, 404, "9"),
         ("GET", "/nothing", None, 400, "kind"),
         ("GET", "/policy/versions?limit=0", None, 400, "limit"),
@@ -78,6 +77,37 @@ async def test_bad_input_names_the_field_and_changes_nothing(
     assert answer.status_code == status
     assert word in answer.json()["error"]["message"]
     assert (await admin.get("/status")).json()["policy_version"] == 0
+
+
+async def test_before_the_first_document_version_0_is_what_holds(admin: httpx2.AsyncClient) -> None:
+    for kind in ("policy", "access"):
+        answer = (await admin.get(f"/{kind}")).json()
+        assert (answer["info"]["version"], answer["text"]) == (0, f"schema: paceline.{kind}/v1\n")
+    await admin.put("/policy", json=body(text=TEXT))
+    assert (await admin.get("/policy/versions/0")).json()["text"] == "schema: paceline.policy/v1\n"
+
+
+async def test_every_change_is_in_the_audit_log_which_is_read_page_by_page(admin: httpx2.AsyncClient) -> None:
+    await admin.put("/policy", json=body(text=WITH_RULE))
+    await admin.put("/access", json=body(text="schema: paceline.access/v1\n", author="bob"))
+    await admin.post("/speculation", json=body(enabled=False))
+    await admin.post("/policy/rollback", json=body(version=1))
+    await admin.put("/policy", json=body(text="schema: x"))  # refused: nothing has been done
+    rollout = (await admin.post("/rollouts", json=body(text=ROLLOUT))).json()["rollout_id"]
+    entries = (await admin.get("/audit")).json()
+    assert [(e["actor"], e["action"], e["target"], e["outcome"], e["detail"]) for e in reversed(entries)] == [
+        ("ann", "policy.apply", "policy", "version 1", "because"),
+        ("bob", "access.apply", "access", "version 1", "because"),
+        ("ann", "policy.switch", "policy", "version 2", "because"),
+        ("ann", "policy.rollback", "policy", "version 3", "because"),
+        ("ann", "rollout.start", rollout, "running", "because"),
+        (f"rollout/{rollout}", "policy.percent", "policy", "version 4", "5 %: started"),
+    ]
+    assert entries[0]["at"] == 1_000.0
+    page = (await admin.get("/audit", params={"limit": 2, "before": entries[0]["sequence"]})).json()
+    assert page == entries[1:3]
+    for query in ({"limit": 0}, {"limit": 101}, {"before": 0}):
+        assert (await admin.get("/audit", params=query)).status_code == 400
 
 
 ROLLOUT = """
@@ -152,5 +182,6 @@ async def test_the_api_is_described(admin: httpx2.AsyncClient) -> None:
         "/{kind}/versions/{version}",
         "/{kind}/rollback",
         "/report",
+        "/audit",
     }
     assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"

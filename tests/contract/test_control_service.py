@@ -57,6 +57,19 @@ async def test_a_document_is_applied_read_listed_and_rolled_back(client: Control
     assert [item.version for item in await client.history(Kind.POLICY, 10, before=3)] == [2, 1]
 
 
+async def test_what_was_done_is_told_newest_first(client: ControlClient) -> None:
+    for salt in ("one", "two"):
+        await client.apply(Kind.POLICY, change(salt))
+    newest, oldest = await client.audit(10)
+    assert (newest.actor, newest.action, newest.outcome, newest.detail) == (
+        "ann",
+        "policy.apply",
+        "version 2",
+        "because",
+    )
+    assert await client.audit(10, before=newest.sequence) == (oldest,)
+
+
 async def test_kinds_count_their_own_versions(client: ControlClient) -> None:
     await client.apply(Kind.POLICY, change("one"))
     assert (await client.apply(Kind.ACCESS, ACCESS)).version == 1
@@ -65,7 +78,6 @@ async def test_kinds_count_their_own_versions(client: ControlClient) -> None:
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
-        (lambda client: client.get(Kind.POLICY), ErrorKind.NOT_FOUND),
         (lambda client: client.get(Kind.POLICY, 7), ErrorKind.NOT_FOUND),
         (lambda client: client.apply(Kind.POLICY, BAD), ErrorKind.INVALID),
         (lambda client: client.apply(Kind.POLICY, Change("", "ann", "")), ErrorKind.INVALID),
@@ -73,6 +85,7 @@ async def test_kinds_count_their_own_versions(client: ControlClient) -> None:
         (lambda client: client.apply(Kind.POLICY, change("text"), expected_version=4), ErrorKind.CONFLICT),
         (lambda client: client.roll_back(Kind.POLICY, Restore(9, "ann", "")), ErrorKind.NOT_FOUND),
         (lambda client: client.history(Kind.POLICY, 100_000), ErrorKind.INVALID),
+        (lambda client: client.audit(100_000), ErrorKind.INVALID),
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_kind(client: ControlClient, call, kind: ErrorKind) -> None:  # type: ignore[no-untyped-def]
@@ -111,6 +124,7 @@ async def test_without_the_token_nothing_is_told_or_changed(server: ControlServe
         stranger.history(Kind.POLICY, 5),
         stranger.roll_back(Kind.POLICY, Restore(1, "me", "")),
         stranger.status(),
+        stranger.audit(5),
         stranger.rollouts.start("", "me", ""),
         stranger.rollouts.get("id"),
         stranger.rollouts.list(5),

@@ -60,6 +60,11 @@ class ControlServiceStub:
                 request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListVersionsRequest.SerializeToString,
                 response_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListVersionsResponse.FromString,
                 _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/paceline.v1.ControlService/ListAudit',
+                request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/paceline.v1.ControlService/GetStatus',
                 request_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
@@ -107,7 +112,7 @@ class ControlServiceServicer:
     """
 
     def GetDocument(self, request, context):
-        """A document as of one version. NOT_FOUND before the first.
+        """A document as of one version. Version 0 is what holds before the first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,6 +141,13 @@ class ControlServiceServicer:
 
     def ListVersions(self, request, context):
         """Newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAudit(self, request, context):
+        """Who changed what, when and why; newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -223,6 +235,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ListVersions,
                     request_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListVersionsRequest.FromString,
                     response_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListVersionsResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListAuditRequest.FromString,
+                    response_serializer=protos_dot_paceline_dot_v1_dot_control__pb2.ListAuditResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -401,6 +418,33 @@ class ControlService:
             '/paceline.v1.ControlService/ListVersions',
             protos_dot_paceline_dot_v1_dot_control__pb2.ListVersionsRequest.SerializeToString,
             protos_dot_paceline_dot_v1_dot_control__pb2.ListVersionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.ControlService/ListAudit',
+            protos_dot_paceline_dot_v1_dot_control__pb2.ListAuditRequest.SerializeToString,
+            protos_dot_paceline_dot_v1_dot_control__pb2.ListAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

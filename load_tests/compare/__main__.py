@@ -9,6 +9,8 @@ use. docs/benchmarks.md says what is compared and by which rules.
 from __future__ import annotations
 
 import os
+import signal
+import time
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +22,7 @@ from rich.console import Console
 from cluster.cli.fetching import resolve
 from cluster.runtime.model_store import cache_dir
 from cluster.tokenizer import Tokenizer
-from load_tests.compare.measure import run_scenario, start_once
+from load_tests.compare.measure import Results, run_scenario, start_once
 from load_tests.compare.peers.base import Conditions, Drafting, PeerName
 from load_tests.compare.peers.registry import PEERS
 from load_tests.compare.plots import write_plots
@@ -33,6 +35,7 @@ from load_tests.prompts import heldout_prompts
 MODEL, DRAFT = "smollm2-135m", "smollm2-135m-draft"
 Preset = StrEnum("Preset", {name.replace("-", "_"): name for name in SCENARIOS})  # type: ignore[misc]
 
+_SAID_EVERY_S = 30.0
 _Named = TypeVar("_Named", bound=StrEnum)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -69,7 +72,8 @@ def compare(
         max_streams=scenario.max_streams,
         max_draft_tokens=draft_tokens,
     )
-    console, errors = Console(), Console(stderr=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console, errors, machine = Console(), Console(stderr=True), machine_facts()
     with errors.status("preparing") as status:
         say = status.update if errors.is_terminal else _SaidOnce(errors)
         if prepare_only:
@@ -77,7 +81,7 @@ def compare(
                 console.print(f"{arm}: absent: {reason}")
             return
         results = run_scenario(scenario, conditions, PEERS, _heldout(conditions.model), say)
-    report = Report(scenario, results, machine_facts(), _said(conditions, scenario))
+    report = Report(scenario, results, machine, _said(conditions, results))
     for table in rich_tables(report):
         console.print(table)
     if out is not None:
@@ -85,17 +89,19 @@ def compare(
 
 
 class _SaidOnce:
-    """Where there is no terminal, a line per thing that goes on, and not for each second of it."""
+    """Where there is no terminal, a line per thing that goes on, and another when it takes long."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = ""
+        self._when = 0.0
 
     def __call__(self, line: str) -> None:
         what = line.partition(",")[0]
-        if what != self._last:
+        now = time.monotonic()
+        if what != self._last or now - self._when > _SAID_EVERY_S:
             self._console.print(line, highlight=False, soft_wrap=True)
-            self._last = what
+            self._last, self._when = what, now
 
 
 def _chosen(
@@ -135,11 +141,12 @@ def _heldout(model: Path) -> tuple[tuple[int, ...], ...]:
     return tuple(tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in heldout_prompts())
 
 
-def _said(conditions: Conditions, scenario: Scenario) -> str:
+def _said(conditions: Conditions, results: Results) -> str:
     cores = ", ".join(map(str, conditions.cores))
+    rounds = max(map(len, results.rounds.values()), default=0)
     return (
         f"{MODEL}, greedy, end of sequence ignored, {conditions.threads} threads on cores {cores} (clients included), "
-        f"{scenario.rounds} rounds"
+        f"{rounds} rounds"
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from load_tests.compare.client import Trace
+from load_tests.compare.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,13 @@ class Figures:
     itl_p50_ms: float | None
     itl_p95_ms: float | None
     itl_p99_ms: float | None
-    peak_rss_mib: float
+    peak_rss_mib: float  # the last four: see Usage
     pss_mib: float
+    engine_cores: float
+    others_share: float
 
     @classmethod
-    def of(cls, traces: Sequence[Trace], peak_rss_mib: float, pss_mib: float) -> Figures:
+    def of(cls, traces: Sequence[Trace], usage: Usage) -> Figures:
         seconds = max(trace.arrivals[-1] for trace in traces) - min(trace.sent for trace in traces)
         tpots = [trace.tpot_s for trace in traces if trace.tpot_s is not None]
         gaps = sorted(gap for trace in traces for gap in trace.gaps_s)
@@ -36,8 +39,7 @@ class Figures:
             itl_p50_ms=_percentile_ms(gaps, 0.5),
             itl_p95_ms=_percentile_ms(gaps, 0.95),
             itl_p99_ms=_percentile_ms(gaps, 0.99),
-            peak_rss_mib=peak_rss_mib,
-            pss_mib=pss_mib,
+            **asdict(usage),
         )
 
 

@@ -18,6 +18,7 @@ from load_tests.compare.guard import Guard, guarding
 from load_tests.compare.peers.base import AbsentError, Arm, Conditions, Peer, PeerName, Say
 from load_tests.compare.scenario import Load, Scenario
 from load_tests.compare.server import Server, start_server
+from load_tests.compare.usage import Usage
 from load_tests.compare.workload import Ask, Closed, run_workload
 
 _WARM_UP_TOKENS = 8
@@ -33,11 +34,15 @@ class Results:
     texts: dict[tuple[Arm, tuple[int, ...]], str] = field(default_factory=dict)
     absent: dict[Arm, str] = field(default_factory=dict)
 
-    def add(self, arm: Arm, load: Load, asks: Sequence[Ask], traces: Sequence[Trace], server: Server) -> None:
-        server.sample_memory()
-        figures = Figures.of(traces, server.peak_rss_mib, server.pss_mib())
-        self.rounds.setdefault((arm, load), []).append(figures)
+    def add(self, arm: Arm, load: Load, asks: Sequence[Ask], traces: Sequence[Trace], usage: Usage) -> None:
+        self.rounds.setdefault((arm, load), []).append(Figures.of(traces, usage))
         self.texts |= {(arm, ask.prompt_token_ids): trace.text for ask, trace in zip(asks, traces, strict=True)}
+
+    def keep_complete_rounds(self, scenario: Scenario) -> None:
+        """Those that every engine has finished that is not absent."""
+        present = [arm for arm in scenario.arms if arm not in self.absent]
+        complete = min((len(self.rounds.get((arm, load), ())) for arm in present for load in scenario.loads), default=0)
+        self.rounds = {key: rounds[:complete] for key, rounds in self.rounds.items() if complete}
 
     def drop(self, arm: Arm, reason: str) -> None:
         """It can't be compared: what it did so far counts for nothing."""
@@ -64,19 +69,22 @@ def run_scenario(
     heldout: Heldout,
     say: Say,
 ) -> Results:
-    """Engines that cannot be had, started or used are in the results' `absent`."""
+    """Engines that cannot be had, started or used are in the results' `absent`. An interrupt keeps complete rounds."""
     results = Results()
-    with ExitStack() as stack:
-        turns = _present(scenario, conditions, peers, results, stack, say)
-        for turn in turns:
-            say(f"{turn.arm}: warming up")
-            _guarded(turn, results, partial(_warm_up, scenario, heldout))
-        for number in range(scenario.rounds):
-            first = number % max(1, len(turns))
-            for turn in turns[first:] + turns[:first]:
-                say(f"round {number + 1} of {scenario.rounds}: {turn.arm}")
-                _guarded(turn, results, partial(_take, scenario, number, heldout, results))
-        say("stopping the servers")
+    try:
+        with ExitStack() as stack:
+            turns = _present(scenario, conditions, peers, results, stack, say)
+            for turn in turns:
+                say(f"{turn.arm}: warming up")
+                _guarded(turn, results, partial(_warm_up, scenario, heldout))
+            for number in range(scenario.rounds):
+                first = number % max(1, len(turns))
+                for turn in turns[first:] + turns[:first]:
+                    say(f"round {number + 1} of {scenario.rounds}: {turn.arm}")
+                    _guarded(turn, results, partial(_take, scenario, number, heldout, conditions.cores, results))
+            say("stopping the servers")
+    except KeyboardInterrupt:
+        results.keep_complete_rounds(scenario)
     return results
 
 
@@ -151,14 +159,17 @@ def _warm_up(scenario: Scenario, heldout: Heldout, turn: Turn) -> None:
         asyncio.run(run_workload(asks, load.arrivals, turn.send))
 
 
-def _take(scenario: Scenario, number: int, heldout: Heldout, results: Results, turn: Turn) -> None:
+def _take(
+    scenario: Scenario, number: int, heldout: Heldout, cores: tuple[int, ...], results: Results, turn: Turn
+) -> None:
     """One arm's part of a round, after a short request that finds caches, timers and connections awake."""
     wake = Ask(heldout[0], _WARM_UP_TOKENS)
     asyncio.run(run_workload([wake], Closed(1), turn.send))
     for load in scenario.loads:
         asks = load.asks(number, heldout)
+        before = turn.server.cpu_times(cores)
         traces = asyncio.run(run_workload(asks, load.arrivals, turn.send))
-        results.add(turn.arm, load, asks, traces, turn.server)
+        results.add(turn.arm, load, asks, traces, turn.server.usage_since(before, cores))
 
 
 def _say_of(who: str, say: Say, line: str) -> None:

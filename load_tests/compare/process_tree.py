@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -37,6 +38,12 @@ def rss_mib(root: int) -> float:
 def pss_mib(root: int) -> float:
     """Resident memory of the tree in which a page that n processes share counts 1/n for each of them."""
     return sum(_pss_kib(pid) for pid in tree(root)) / 1024
+
+
+def cpu_s(root: int) -> float:
+    """Processor time that the tree has used, with that of children that have ended."""
+    fields = filter(None, map(_stat, tree(root)))
+    return sum(sum(map(int, stat[11:15])) for stat in fields) / _TICKS  # utime, stime, cutime, cstime
 
 
 def freeze(root: int) -> None:

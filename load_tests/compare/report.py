@@ -24,6 +24,8 @@ FIGURES: Mapping[str, str] = {
     "itl_p99_ms": "ITL P99 ms",
     "peak_rss_mib": "peak RSS MiB",
     "pss_mib": "PSS MiB",
+    "engine_cores": "cores used",
+    "others_share": "others' share",
 }
 RATIOS: Mapping[str, str] = {"tok_s": "tok/s", "decode_tok_s": "1/TPOT", "ttft_ms": "TTFT"}
 
@@ -109,7 +111,8 @@ def markdown(report: Report) -> str:
 _LEGEND = (
     "Medians over rounds, with the lowest and the highest in brackets. tok/s counts all streams' output from the first "
     "request to the last token; 1/TPOT is one stream's rate after its first token. RSS counts pages that processes "
-    "share once for each, PSS once in all."
+    "share once for each, PSS once in all. Others' share is what neither engine nor clients took of the cores' time: a "
+    "machine that nobody else uses shows next to nothing there."
 )
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from load_tests.compare import process_tree
 from load_tests.compare.guard import Guard
 from load_tests.compare.peers.base import AbsentError, Say, ServerCommand
+from load_tests.compare.usage import CpuTimes, Usage
 
 START_LIMIT_S = 600.0
-_SAMPLE_S = 0.25
+_SAMPLE_S = 1.0  # reading every process's figures takes milliseconds on the cores that are measured
 
 
 @dataclass(slots=True)
@@ -48,8 +49,18 @@ class Server:
     def freeze(self) -> None:
         process_tree.freeze(self.process.pid)
 
-    def pss_mib(self) -> float:
-        return process_tree.pss_mib(self.process.pid)
+    def cpu_times(self, cores: tuple[int, ...]) -> CpuTimes:
+        return CpuTimes.read(self.process.pid, cores)
+
+    def usage_since(self, before: CpuTimes, cores: tuple[int, ...]) -> Usage:
+        now = self.cpu_times(cores)
+        self.sample_memory()
+        return Usage(
+            peak_rss_mib=self.peak_rss_mib,
+            pss_mib=process_tree.pss_mib(self.process.pid),
+            engine_cores=now.engine_cores_since(before),
+            others_share=now.others_share_since(before, len(cores)),
+        )
 
     def end(self) -> None:
         process_tree.end(self.process.pid)

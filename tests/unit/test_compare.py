@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,18 +20,20 @@ from load_tests.compare.peers.vllm import Vllm
 from load_tests.compare.process_tree import descendants
 from load_tests.compare.report import Report, as_json, markdown, rich_tables
 from load_tests.compare.scenario import SCENARIOS, Load, Scenario
+from load_tests.compare.usage import CpuTimes, Usage, busy_s
 from load_tests.compare.workload import Ask, Closed, Poisson, run_workload
 
 pytestmark = pytest.mark.unit
 
 OURS, THEIRS = Arm(PeerName.PACELINE), Arm(PeerName.LLAMA_CPP)
+USAGE = Usage(peak_rss_mib=9.0, pss_mib=8.0, engine_cores=1.5, others_share=0.25)
 LOAD = Load(Closed(1), requests=2, max_tokens=3)
 SCENARIO = Scenario("A title", (OURS, THEIRS), (LOAD,), max_model_len=64)
 CONDITIONS = Conditions(Path("/m"), Path("/d"), Path("/nowhere"), (0, 1), 2, 64, 1, 4)
 
 
 def figures(tok_s: float, ttft_ms: float = 10.0) -> Figures:
-    return Figures(tok_s, ttft_ms, 5.0, 200.0, 5.0, 6.0, 7.0, 512.0, 256.0)
+    return Figures(tok_s, ttft_ms, 5.0, 200.0, 5.0, 6.0, 7.0, 512.0, 256.0, 1.5, 0.0)
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -39,14 +42,14 @@ def figures(tok_s: float, ttft_ms: float = 10.0) -> Figures:
 def test_a_rounds_figures_count_all_streams_output_and_each_streams_own_times() -> None:
     first = Trace(sent=0.0, arrivals=(0.1, 0.2, 0.3), num_tokens=3, text="")
     second = Trace(sent=0.0, arrivals=(0.3, 0.5), num_tokens=3, text="")  # two tokens came together
-    found = Figures.of([first, second], peak_rss_mib=9.0, pss_mib=8.0)
+    found = Figures.of([first, second], USAGE)
     assert found.tok_s == pytest.approx(6 / 0.5)
     assert found.ttft_ms == pytest.approx(200)
     assert found.tpot_ms == pytest.approx(100)
     assert found.decode_tok_s == pytest.approx(10)
     assert found.itl_p50_ms == pytest.approx(100)
     assert found.itl_p99_ms == pytest.approx(200)
-    assert (found.peak_rss_mib, found.pss_mib) == (9.0, 8.0)
+    assert (found.peak_rss_mib, found.pss_mib, found.engine_cores, found.others_share) == (9.0, 8.0, 1.5, 0.25)
 
 
 def test_percentiles_of_gaps_are_the_smallest_that_enough_of_them_do_not_exceed() -> None:
@@ -54,14 +57,14 @@ def test_percentiles_of_gaps_are_the_smallest_that_enough_of_them_do_not_exceed(
     for gap in range(100, 0, -1):
         now += gap / 1000
         arrivals.append(now)
-    found = Figures.of([Trace(0.0, tuple(arrivals), 101, "")], 0.0, 0.0)
+    found = Figures.of([Trace(0.0, tuple(arrivals), 101, "")], USAGE)
     assert found.itl_p50_ms == pytest.approx(50)
     assert found.itl_p95_ms == pytest.approx(95)
     assert found.itl_p99_ms == pytest.approx(99)
 
 
 def test_a_single_token_has_a_time_to_first_token_and_no_time_per_token() -> None:
-    found = Figures.of([Trace(0.0, (0.25,), 1, "")], 0.0, 0.0)
+    found = Figures.of([Trace(0.0, (0.25,), 1, "")], USAGE)
     assert found.ttft_ms == pytest.approx(250)
     assert (found.tpot_ms, found.decode_tok_s, found.itl_p50_ms) == (None, None, None)
     assert spread_of([found], "tpot_ms") is None
@@ -71,6 +74,21 @@ def test_a_ratio_is_taken_in_each_round_before_the_median() -> None:
     ours, theirs = [figures(10), figures(40), figures(30)], [figures(10), figures(20), figures(10)]
     assert ratios(ours, theirs, "tok_s") == Spread(1.0, 2.0, 3.0)
     assert ratios(ours, [replace(one, tpot_ms=None) for one in theirs], "tpot_ms") is None
+
+
+def test_what_others_take_is_the_cores_busy_time_less_the_engines_and_the_clients() -> None:
+    before = CpuTimes(wall=10.0, engine=5.0, client=1.0, busy=20.0)
+    after = CpuTimes(wall=14.0, engine=11.0, client=1.5, busy=27.5)
+    assert after.engine_cores_since(before) == pytest.approx(1.5)
+    assert after.others_share_since(before, num_cores=2) == pytest.approx(1 / 8)
+    assert replace(after, busy=26.4).others_share_since(before, num_cores=2) == 0
+
+
+def test_a_core_is_busy_unless_it_is_idle_or_waits_for_a_disk() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    stat = f"cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 {ticks} 0 0 70 80 0 0 {ticks} 0 0\ncpu1 0 {ticks} 0 0 0 0 0 0 0 0\nintr 1"
+    assert busy_s(stat, (0,)) == pytest.approx(2)
+    assert busy_s(stat, (0, 1)) == pytest.approx(3)
 
 
 # --- workload --------------------------------------------------------------------------------------------------------
@@ -202,6 +220,19 @@ def test_an_engine_that_fails_midway_leaves_no_figures_behind() -> None:
     assert results.absent == {THEIRS: "a request failed"}
 
 
+def test_an_interrupted_comparison_keeps_the_rounds_that_everybody_present_has_finished() -> None:
+    rounds = {(OURS, LOAD): [figures(1), figures(2)], (THEIRS, LOAD): [figures(3)]}
+    results = Results(dict(rounds))
+    results.keep_complete_rounds(SCENARIO)
+    assert results.rounds == {(OURS, LOAD): [figures(1)], (THEIRS, LOAD): [figures(3)]}
+    none_of_theirs = Results({(OURS, LOAD): [figures(1)]})
+    none_of_theirs.keep_complete_rounds(SCENARIO)
+    assert none_of_theirs.rounds == {}
+    theirs_absent = Results({(OURS, LOAD): [figures(1)]}, absent={THEIRS: "no wheel"})
+    theirs_absent.keep_complete_rounds(SCENARIO)
+    assert theirs_absent.rounds == {(OURS, LOAD): [figures(1)]}
+
+
 @pytest.fixture
 def report() -> Report:
     rounds = {
@@ -216,7 +247,7 @@ def test_the_report_gives_medians_with_their_spread_ratios_and_how_many_texts_ag
     page = markdown(report)
     ours, theirs, ratio = (line for line in page.splitlines() if line.startswith(("| paceline", "| llama.cpp")))
     assert "| paceline bf16 | 150 [140, 160] |" in ours
-    assert "512 [512, 512] | 256 [256, 256] | 2/2 |" in ours
+    assert "512 [512, 512] | 256 [256, 256] | 1.50 [1.50, 1.50] | 0.00 [0.00, 0.00] | 2/2 |" in ours
     assert theirs.endswith("| 1/2 |")
     assert ratio == "| paceline bf16 / llama.cpp bf16 | 1.50 [1.40, 1.60] | 1.00 [1.00, 1.00] | 2.00 [2.00, 2.00] |"
     assert "## Absent" not in page

@@ -34,7 +34,9 @@ class Transformers:
         }
         words = [word for option in options.items() for word in option]
         variables = {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(conditions.threads)}
-        return ServerCommand((str(_environment(conditions).python), str(_SERVER), *words), variables, "/health")
+        # -P: this folder has a module of transformers' name.
+        argv = (str(_environment(conditions).python), "-P", str(_SERVER), *words)
+        return ServerCommand(argv, variables, "/health")
 
     def body(self, arm: Arm, ask: Ask) -> dict[str, object]:
         return {"prompt": list(ask.prompt_token_ids), "max_tokens": ask.max_tokens}

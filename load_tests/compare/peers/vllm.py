@@ -78,7 +78,10 @@ def _variables(environment: Environment, conditions: Conditions) -> dict[str, st
         "PYTHONPATH": "",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CACHE_ROOT": str(environment.folder / "cache"),  # keeps what it compiles
+        # What it compiles is kept; ahead-of-time artefacts are not used, since this version fails to load them on CPUs.
+        "VLLM_CACHE_ROOT": str(environment.folder / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(environment.folder / "cache" / "inductor"),
+        "VLLM_USE_AOT_COMPILE": "0",
         "VLLM_CPU_KVCACHE_SPACE": str(_kv_gib(conditions)),
         # Left to itself it keeps one core for its API server.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, conditions.cores[: conditions.threads])),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from enum import StrEnum
@@ -22,7 +23,7 @@ from rich.console import Console
 from cluster.cli.fetching import resolve
 from cluster.runtime.model_store import cache_dir
 from cluster.tokenizer import Tokenizer
-from load_tests.compare.measure import Results, run_scenario, start_once
+from load_tests.compare.measure import Results, measured, start_once
 from load_tests.compare.peers.base import Conditions, Drafting, PeerName
 from load_tests.compare.peers.registry import PEERS
 from load_tests.compare.plots import write_plots
@@ -36,6 +37,7 @@ MODEL, DRAFT = "smollm2-135m", "smollm2-135m-draft"
 Preset = StrEnum("Preset", {name.replace("-", "_"): name for name in SCENARIOS})  # type: ignore[misc]
 
 _SAID_EVERY_S = 30.0
+_PAGE_WIDTH = 200
 _Named = TypeVar("_Named", bound=StrEnum)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -73,19 +75,21 @@ def compare(
         max_draft_tokens=draft_tokens,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console, errors, machine = Console(), Console(stderr=True), machine_facts()
+    errors, machine = Console(stderr=True), machine_facts()
+    console = Console() if sys.stdout.isatty() else Console(width=_PAGE_WIDTH)
     with errors.status("preparing") as status:
         say = status.update if errors.is_terminal else _SaidOnce(errors)
         if prepare_only:
             for arm, reason in start_once(scenario, conditions, PEERS, say).items():
                 console.print(f"{arm}: absent: {reason}")
             return
-        results = run_scenario(scenario, conditions, PEERS, _heldout(conditions.model), say)
-    report = Report(scenario, results, machine, _said(conditions, results))
-    for table in rich_tables(report):
-        console.print(table)
-    if out is not None:
-        _write(report, out, errors)
+        with measured(scenario, conditions, PEERS, _heldout(conditions.model), say) as results:
+            report = Report(scenario, results, machine, _said(conditions, results))
+            for table in rich_tables(report):
+                console.print(table)
+            if out is not None:
+                _write(report, out, errors)
+            say("stopping the servers")
 
 
 class _SaidOnce:

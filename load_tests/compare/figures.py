@@ -56,8 +56,13 @@ class Spread:
         return cls(min(values), statistics.median(values), max(values))
 
     def __str__(self) -> str:
-        digits = 0 if self.median >= 100 else 1 if self.median >= 10 else 2
-        return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        low, median, high = map(figure_text, (self.low, self.median, self.high))
+        return f"{median} [{low}, {high}]"
+
+
+def figure_text(value: float) -> str:
+    """Three digits or so."""
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def spread_of(rounds: Sequence[Figures], figure: str) -> Spread | None:
@@ -80,3 +85,11 @@ def _percentile_ms(ordered_s: Sequence[float], share: float) -> float | None:
         return None
     rank = max(0, -(-len(ordered_s) * round(share * 100) // 100) - 1)
     return 1e3 * ordered_s[rank]
+
+
+def agreement(text: str, other: str) -> float:
+    """The share of `text` before it first differs from `other`; 1 if both are empty."""
+    if text == other:
+        return 1.0
+    common = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    return common / max(len(text), len(other))

@@ -54,5 +54,4 @@ def watched_at_the_end(lines: Iterable[str]) -> list[int]:
 
 
 if __name__ == "__main__":
-    for pid in watched_at_the_end(sys.stdin):
-        end(pid)
+    end(watched_at_the_end(sys.stdin))

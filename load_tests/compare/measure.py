@@ -6,8 +6,8 @@ One server runs at a time. The others are frozen where they stand, so that a tur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from load_tests.compare.figures import Figures
 from load_tests.compare.guard import Guard, guarding
 from load_tests.compare.peers.base import AbsentError, Arm, Conditions, Peer, PeerName, Say
 from load_tests.compare.scenario import Load, Scenario
-from load_tests.compare.server import Server, start_server
+from load_tests.compare.server import Server, end_servers, start_server
 from load_tests.compare.usage import Usage
 from load_tests.compare.workload import Ask, Closed, run_workload
 
@@ -62,17 +62,21 @@ class Turn:
         return await stream_completion(self.server.port, self.peer.body(self.arm, ask), ask.max_tokens)
 
 
-def run_scenario(
+@contextmanager
+def measured(
     scenario: Scenario,
     conditions: Conditions,
     peers: Mapping[PeerName, Peer],
     heldout: Heldout,
     say: Say,
-) -> Results:
-    """Engines that cannot be had, started or used are in the results' `absent`. An interrupt keeps complete rounds."""
+) -> Iterator[Results]:
+    """What was found; the servers, frozen by then, end with the block. An interrupt keeps the complete rounds.
+
+    Engines that cannot be had, started or used are in the results' `absent`.
+    """
     results = Results()
-    try:
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        try:
             turns = _present(scenario, conditions, peers, results, stack, say)
             for turn in turns:
                 say(f"{turn.arm}: warming up")
@@ -82,10 +86,10 @@ def run_scenario(
                 for turn in turns[first:] + turns[:first]:
                     say(f"round {number + 1} of {scenario.rounds}: {turn.arm}")
                     _guarded(turn, results, partial(_take, scenario, number, heldout, conditions.cores, results))
-            say("stopping the servers")
-    except KeyboardInterrupt:
-        results.keep_complete_rounds(scenario)
-    return results
+        except KeyboardInterrupt:
+            results.keep_complete_rounds(scenario)
+        say("done")
+        yield results
 
 
 def start_once(scenario: Scenario, conditions: Conditions, peers: Mapping[PeerName, Peer], say: Say) -> dict[Arm, str]:
@@ -118,6 +122,7 @@ def _present(
     results.absent |= _prepare(scenario.arms, conditions, peers, say)
     guard = stack.enter_context(guarding())
     servers: dict[Arm, Server] = {}
+    stack.callback(lambda: end_servers(servers.values()))
     turns = []
     for arm in scenario.arms:
         if arm in results.absent:
@@ -127,7 +132,6 @@ def _present(
         try:
             if owner not in servers:
                 servers[owner] = _start(peer, owner, conditions, guard, say)
-                stack.callback(servers[owner].end)
         except AbsentError as error:
             results.absent[arm] = str(error)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from load_tests.compare.figures import figure_text
 from load_tests.compare.peers.base import PeerName
 from load_tests.compare.report import FIGURES, Report
 from load_tests.compare.scenario import Load
@@ -50,6 +51,6 @@ def _bars(axis: Any, report: Report, load: Load, name: str) -> None:
             continue
         reach = [[spread.median - spread.low], [spread.high - spread.median]]
         axis.barh(place, spread.median, xerr=reach, color=_COLOURS[arm.peer], error_kw={"elinewidth": 1})
-        axis.annotate(f" {spread.median:.3g}", (spread.high, place), va="center", fontsize=8)
+        axis.annotate(f" {figure_text(spread.median)}", (spread.high, place), va="center", fontsize=8)
     axis.set_title(FIGURES[name], fontsize=10)
     axis.margins(x=0.25)

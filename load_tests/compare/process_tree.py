@@ -59,11 +59,12 @@ def wake(root: int) -> None:
     _signal(reversed(tree(root)), signal.SIGCONT)
 
 
-def end(root: int, patience_s: float = 30.0) -> None:
-    """Ask `root` to end, and kill what is left of its tree afterwards. The caller has to wait for `root` itself."""
-    members = tree(root)
-    wake(root)
-    _signal([root], signal.SIGTERM)
+def end(roots: Iterable[int], patience_s: float = 30.0) -> None:
+    """Ask each root to end, and kill what is left of the trees afterwards. Parents still have to wait for the roots."""
+    roots = tuple(roots)
+    members = [pid for root in roots for pid in tree(root)]
+    _signal(reversed(members), signal.SIGCONT)
+    _signal(roots, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
     while any(map(_runs, members)) and time.monotonic() < deadline:
         time.sleep(0.05)

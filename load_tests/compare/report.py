@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
-from load_tests.compare.figures import Spread, ratios, spread_of
+from load_tests.compare.figures import Spread, agreement, ratios, spread_of
 from load_tests.compare.measure import Results
 from load_tests.compare.peers.base import Arm, PeerName
 from load_tests.compare.scenario import Load, Scenario
@@ -56,19 +57,25 @@ class Report:
         """Round by round."""
         return ratios(self.results.rounds[our, load], self.results.rounds[other, load], figure)
 
-    def same_texts(self, arm: Arm) -> str:
-        """How many of an arm's texts are those of the scenario's first arm. bf16 near-ties may differ."""
-        first = self.scenario.arms[0]
-        mine = {prompt: text for (owner, prompt), text in self.results.texts.items() if owner == arm}
-        known = {prompt: self.results.texts.get((first, prompt)) for prompt in mine}
-        return f"{sum(mine[prompt] == known[prompt] for prompt in mine)}/{len(mine)}"
+    def agreement(self, arm: Arm) -> str:
+        """With the first arm's texts of the same prompts: how many are the same, and how far the median one is."""
+        texts, first = self.results.texts, self.scenario.arms[0]
+        pairs = [
+            (text, texts[first, prompt])
+            for (one, prompt), text in texts.items()
+            if one == arm and (first, prompt) in texts
+        ]
+        if not pairs:
+            return "–"
+        shares = [agreement(*pair) for pair in pairs]
+        return f"{shares.count(1.0)}/{len(shares)}, {statistics.median(shares):.0%}"
 
 
 def tables(report: Report) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """(title, columns, rows) of each table."""
     for load in report.scenario.loads:
-        columns = ["engine", *FIGURES.values(), "same text"]
-        rows = [[str(arm), *_cells(report, arm, load), report.same_texts(arm)] for arm in report.arms(load)]
+        columns = ["engine", *FIGURES.values(), "same text, up to"]
+        rows = [[str(arm), *_cells(report, arm, load), report.agreement(arm)] for arm in report.arms(load)]
         yield f"{load}, {load.max_tokens} tokens", columns, rows
         compared = [
             [f"{our} / {other}", *(_cell(report.ratio(our, other, load, figure)) for figure in RATIOS)]
@@ -93,9 +100,9 @@ def rich_tables(report: Report) -> Iterator[Table]:
     for title, columns, rows in tables(report):
         table = Table(title=title, title_justify="left")
         for column in columns:
-            table.add_column(column, overflow="fold")
+            table.add_column(column)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(cell.replace(" [", "\n[") for cell in row))
         yield table
 
 
@@ -112,7 +119,8 @@ _LEGEND = (
     "Medians over rounds, with the lowest and the highest in brackets. tok/s counts all streams' output from the first "
     "request to the last token; 1/TPOT is one stream's rate after its first token. RSS counts pages that processes "
     "share once for each, PSS once in all. Others' share is what neither engine nor clients took of the cores' time: a "
-    "machine that nobody else uses shows next to nothing there."
+    "machine that nobody else uses shows next to nothing there. Same text: how many of the texts equal those of the "
+    "first engine, and the share of the median one before it differs."
 )
 
 

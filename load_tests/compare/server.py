@@ -6,7 +6,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -62,11 +62,6 @@ class Server:
             others_share=now.others_share_since(before, len(cores)),
         )
 
-    def end(self) -> None:
-        process_tree.end(self.process.pid)
-        self.process.wait()
-        self.guard.release(self.process.pid)
-
     def sample_memory(self) -> None:
         self.peak_rss_mib = max(self.peak_rss_mib, process_tree.rss_mib(self.process.pid))
 
@@ -92,9 +87,17 @@ def start_server(command: ServerCommand, port: int, log: Path, guard: Guard, say
     try:
         _wait_until_ready(server, command.ready_path, say)
     except BaseException:
-        server.end()
+        end_servers([server])
         raise
     return server
+
+
+def end_servers(servers: Collection[Server]) -> None:
+    """All at once, so that the slowest says how long it takes."""
+    process_tree.end(server.process.pid for server in servers)
+    for server in servers:
+        server.process.wait()
+        server.guard.release(server.process.pid)
 
 
 def _wait_until_ready(server: Server, path: str, say: Say) -> None:

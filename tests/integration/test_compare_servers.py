@@ -12,11 +12,11 @@ import pytest
 
 from load_tests.bench import free_port
 from load_tests.compare.guard import guarding
-from load_tests.compare.measure import run_scenario
+from load_tests.compare.measure import measured
 from load_tests.compare.peers.base import Arm, Conditions, PeerName, Say, ServerCommand
 from load_tests.compare.process_tree import freeze, tree, wake
 from load_tests.compare.scenario import Load, Scenario
-from load_tests.compare.server import start_server
+from load_tests.compare.server import end_servers, start_server
 from load_tests.compare.workload import Ask, Closed
 
 pytestmark = pytest.mark.integration
@@ -95,7 +95,8 @@ def test_engines_take_turns_and_one_that_breaks_or_miscounts_is_absent_with_the_
     peers = {good.peer: Stub(), broken.peer: Broken(), wrong.peer: Stub(miscounts_by=1)}
     load = Load(Closed(2), requests=4, max_tokens=3)
     scenario = Scenario("stubs", (good, broken, wrong), (load,), max_model_len=64, rounds=2)
-    results = run_scenario(scenario, conditions, peers, ((1,), (2,)), lambda line: None)
+    with measured(scenario, conditions, peers, ((1,), (2,)), lambda line: None) as results:
+        pass
     assert len(results.rounds[good, load]) == 2
     assert all(min(figures.tok_s, figures.peak_rss_mib, figures.pss_mib) > 0 for figures in results.rounds[good, load])
     assert list(results.rounds) == [(good, load)]
@@ -116,7 +117,7 @@ def test_a_server_is_frozen_with_all_of_its_processes_and_leaves_none_behind(con
         wake(server.process.pid)
         assert "T" not in [state(pid) for pid in members]
         freeze(server.process.pid)
-        server.end()
+        end_servers([server])
         assert not any(map(runs, members))
 
 

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from load_tests.compare.client import Trace
-from load_tests.compare.figures import Figures, Spread, ratios, spread_of
-from load_tests.compare.measure import Results, run_scenario
+from load_tests.compare.figures import Figures, Spread, agreement, ratios, spread_of
+from load_tests.compare.measure import Results, measured
 from load_tests.compare.peers.base import AbsentError, Arm, Conditions, Drafting, PeerName, Say, ServerCommand, Weights
 from load_tests.compare.peers.paceline import Paceline, cluster_config
 from load_tests.compare.peers.vllm import Vllm
@@ -74,6 +74,13 @@ def test_a_ratio_is_taken_in_each_round_before_the_median() -> None:
     ours, theirs = [figures(10), figures(40), figures(30)], [figures(10), figures(20), figures(10)]
     assert ratios(ours, theirs, "tok_s") == Spread(1.0, 2.0, 3.0)
     assert ratios(ours, [replace(one, tpot_ms=None) for one in theirs], "tpot_ms") is None
+
+
+def test_texts_agree_up_to_where_they_first_differ() -> None:
+    assert agreement("abcd", "abxd") == 0.5
+    assert agreement("ab", "abcd") == 0.5
+    assert agreement("", "") == 1
+    assert agreement("", "a") == 0
 
 
 def test_what_others_take_is_the_cores_busy_time_less_the_engines_and_the_clients() -> None:
@@ -206,7 +213,8 @@ class Missing:
 
 def test_an_engine_that_cannot_be_had_is_reported_as_absent_and_the_others_go_on() -> None:
     peers = {PeerName.PACELINE: Missing(installs=False), PeerName.LLAMA_CPP: Missing(installs=True)}
-    results = run_scenario(SCENARIO, CONDITIONS, peers, ((1,),), lambda line: None)
+    with measured(SCENARIO, CONDITIONS, peers, ((1,),), lambda line: None) as results:
+        pass
     assert results.absent == {OURS: "cannot be installed: no wheel", THEIRS: "needs another processor"}
     assert results.rounds == {}
     page = markdown(Report(SCENARIO, results, "a machine", "conditions"))
@@ -247,8 +255,8 @@ def test_the_report_gives_medians_with_their_spread_ratios_and_how_many_texts_ag
     page = markdown(report)
     ours, theirs, ratio = (line for line in page.splitlines() if line.startswith(("| paceline", "| llama.cpp")))
     assert "| paceline bf16 | 150 [140, 160] |" in ours
-    assert "512 [512, 512] | 256 [256, 256] | 1.50 [1.50, 1.50] | 0.00 [0.00, 0.00] | 2/2 |" in ours
-    assert theirs.endswith("| 1/2 |")
+    assert "512 [512, 512] | 256 [256, 256] | 1.50 [1.50, 1.50] | 0.00 [0.00, 0.00] | 2/2, 100% |" in ours
+    assert theirs.endswith("| 1/2, 50% |")
     assert ratio == "| paceline bf16 / llama.cpp bf16 | 1.50 [1.40, 1.60] | 1.00 [1.00, 1.00] | 2.00 [2.00, 2.00] |"
     assert "## Absent" not in page
 

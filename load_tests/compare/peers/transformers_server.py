@@ -119,7 +119,7 @@ class Events(BaseStreamer):  # type: ignore[misc]  # transformers has no type in
             self._prompt_seen = True
             return
         self.num_tokens += value.numel()
-        text = self._tokenizer.decode(value.flatten())
+        text = self._tokenizer.decode(value.flatten(), skip_special_tokens=True)
         self._handler.say({"choices": [{"text": text, "finish_reason": None}]})
 
     def end(self) -> None:

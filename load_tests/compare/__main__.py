@@ -12,10 +12,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,7 +25,7 @@ from cluster.cli.fetching import resolve
 from cluster.runtime.model_store import cache_dir
 from cluster.tokenizer import Tokenizer
 from load_tests.compare.measure import Results, measured, start_once
-from load_tests.compare.peers.base import Conditions, Drafting, PeerName
+from load_tests.compare.peers.base import Arm, Conditions, PeerName
 from load_tests.compare.peers.registry import PEERS
 from load_tests.compare.plots import write_plots
 from load_tests.compare.report import Report, as_json, markdown, rich_tables
@@ -38,7 +39,6 @@ Preset = StrEnum("Preset", {name.replace("-", "_"): name for name in SCENARIOS})
 
 _SAID_EVERY_S = 30.0
 _PAGE_WIDTH = 200
-_Named = TypeVar("_Named", bound=StrEnum)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,8 +46,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def compare(
     preset: Annotated[Preset, typer.Argument(help="What is compared.")],
-    peers: Annotated[str, typer.Option(help=f"Of {', '.join(PeerName)}; commas between.")] = ",".join(PeerName),
-    drafting: Annotated[str, typer.Option(help=f"Of {', '.join(Drafting)}; commas between.")] = ",".join(Drafting),
+    peers: Annotated[str, typer.Option(help="Engines, or rows such as 'llama.cpp bf16'; commas between.")] = ",".join(
+        PeerName
+    ),
     rounds: Annotated[int | None, typer.Option(min=1, help="Default: the preset's, 5 or more.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=2, help="Per request; default: the preset's.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.01, help="Poisson arrivals, per second, for the streams.")] = None,
@@ -62,7 +63,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="A folder for report.md, report.json and plots.")] = None,
 ) -> None:
     """Run a preset and print, or write, what it found."""
-    scenario = _chosen(SCENARIOS[preset], peers, drafting, rounds, max_tokens, rate)
+    scenario = _chosen(SCENARIOS[preset], peers, rounds, max_tokens, rate)
     used = _pin(cores)
     conditions = Conditions(
         model=resolve(MODEL),
@@ -108,24 +109,22 @@ class _SaidOnce:
             self._last, self._when = what, now
 
 
-def _chosen(
-    scenario: Scenario, peers: str, drafting: str, rounds: int | None, max_tokens: int | None, rate: float | None
-) -> Scenario:
-    named, guessing = _parsed(peers, PeerName, "--peers"), _parsed(drafting, Drafting, "--drafting")
-    arms = tuple(arm for arm in scenario.arms if arm.peer in named and arm.drafting in guessing)
+def _chosen(scenario: Scenario, peers: str, rounds: int | None, max_tokens: int | None, rate: float | None) -> Scenario:
     loads = scenario.loads
     if max_tokens is not None:
         loads = tuple(replace(load, max_tokens=max_tokens) for load in loads)
     if rate is not None:
         loads = tuple(replace(load, arrivals=Poisson(rate)) for load in loads)
-    return replace(scenario, arms=arms, loads=loads, rounds=rounds or scenario.rounds)
+    return replace(scenario, arms=named(scenario.arms, peers), loads=loads, rounds=rounds or scenario.rounds)
 
 
-def _parsed(words: str, kind: type[_Named], option: str) -> set[_Named]:
-    try:
-        return {kind(word.strip()) for word in words.split(",")}
-    except ValueError as error:
-        raise typer.BadParameter(f"{words!r} is not of {', '.join(kind)}", param_hint=option) from error
+def named(arms: Sequence[Arm], peers: str) -> tuple[Arm, ...]:
+    """Those that are named by their engine or by their row, and any engine that the preset does not have is ignored."""
+    names = {name.strip() for name in peers.split(",")}
+    if unknown := names - set(PeerName) - set(map(str, arms)):
+        known = ", ".join((*PeerName, *map(str, arms)))
+        raise typer.BadParameter(f"{sorted(unknown)} are not of {known}", param_hint="--peers")
+    return tuple(arm for arm in arms if arm.peer in names or str(arm) in names)
 
 
 def _pin(cores: str | None) -> tuple[int, ...]:

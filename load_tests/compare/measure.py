@@ -28,11 +28,12 @@ Heldout = tuple[tuple[int, ...], ...]  # token ids of each prompt
 
 @dataclass(slots=True)
 class Results:
-    """What has been measured so far: rounds by arm and load, texts by arm and prompt, and why an arm is absent."""
+    """What has been measured so far: rounds by arm and load, texts by arm and prompt, why an arm is absent, notes."""
 
     rounds: dict[tuple[Arm, Load], list[Figures]] = field(default_factory=dict)
     texts: dict[tuple[Arm, tuple[int, ...]], str] = field(default_factory=dict)
     absent: dict[Arm, str] = field(default_factory=dict)
+    notes: dict[Arm, str] = field(default_factory=dict)
 
     def add(self, arm: Arm, load: Load, asks: Sequence[Ask], traces: Sequence[Trace], usage: Usage) -> None:
         self.rounds.setdefault((arm, load), []).append(Figures.of(traces, usage))
@@ -131,7 +132,7 @@ def _present(
         owner = peer.server_of(arm)
         try:
             if owner not in servers:
-                servers[owner] = _start(peer, owner, conditions, guard, say)
+                servers[owner] = _start(peer, owner, conditions, guard, results, say)
         except AbsentError as error:
             results.absent[arm] = str(error)
         else:
@@ -139,10 +140,13 @@ def _present(
     return turns
 
 
-def _start(peer: Peer, arm: Arm, conditions: Conditions, guard: Guard, say: Say) -> Server:
+def _start(peer: Peer, arm: Arm, conditions: Conditions, guard: Guard, results: Results, say: Say) -> Server:
     port = free_port()
     log = conditions.cache / arm.peer / f"{str(arm).replace(' ', '-')}.log"
-    server = start_server(peer.command(arm, conditions, port), port, log, guard, partial(_say_of, str(arm), say))
+    command = peer.command(arm, conditions, port)
+    if command.note is not None:
+        results.notes[arm] = command.note
+    server = start_server(command, port, log, guard, partial(_say_of, str(arm), say))
     server.freeze()
     return server
 

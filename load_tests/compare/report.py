@@ -83,6 +83,8 @@ def tables(report: Report) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         ]
         if compared:
             yield f"{load}: ratios, round by round", ["engines", *RATIOS.values()], compared
+    if report.results.notes:
+        yield "Notes", ["engine", "runs"], [[str(arm), note] for arm, note in report.results.notes.items()]
     if report.results.absent:
         yield "Absent", ["engine", "reason"], [[str(arm), reason] for arm, reason in report.results.absent.items()]
 
@@ -136,5 +138,6 @@ def as_json(report: Report) -> str:
         for (arm, load), rounds in results.rounds.items()
     ]
     absent = {str(arm): reason for arm, reason in results.absent.items()}
+    notes = {str(arm): note for arm, note in results.notes.items()}
     head = {"title": report.scenario.title, "machine": report.machine, "conditions": report.conditions}
-    return json.dumps({**head, "measured": measured, "absent": absent}, indent=1)
+    return json.dumps({**head, "measured": measured, "absent": absent, "notes": notes}, indent=1)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer import BadParameter
 
+from load_tests.compare.__main__ import named
 from load_tests.compare.client import Trace
 from load_tests.compare.figures import Figures, Spread, agreement, ratios, spread_of
 from load_tests.compare.measure import Results, measured
@@ -259,6 +261,28 @@ def test_the_report_gives_medians_with_their_spread_ratios_and_how_many_texts_ag
     assert theirs.endswith("| 1/2, 50% |")
     assert ratio == "| paceline bf16 / llama.cpp bf16 | 1.50 [1.40, 1.60] | 1.00 [1.00, 1.00] | 2.00 [2.00, 2.00] |"
     assert "## Absent" not in page
+
+
+def test_the_report_says_what_is_unusual_about_an_engine(report: Report) -> None:
+    noted = replace(report, results=replace(report.results, notes={THEIRS: "with --no-repack"}))
+    assert "| llama.cpp bf16 | with --no-repack |" in markdown(noted)
+    assert "Notes" not in markdown(report)
+
+
+@pytest.mark.parametrize(
+    ("peers", "rows"),
+    [
+        ("paceline", ["paceline bf16", "paceline ngram bf16", "paceline draft bf16"]),
+        ("vllm bf16, llama.cpp ngram bf16", ["vllm bf16", "llama.cpp ngram bf16"]),
+    ],
+)
+def test_engines_are_chosen_by_name_or_by_row(peers: str, rows: list[str]) -> None:
+    assert [str(arm) for arm in named(SCENARIOS["speculation"].arms, peers)] == rows
+
+
+def test_an_unknown_engine_is_refused_with_those_there_are() -> None:
+    with pytest.raises(BadParameter, match=r"'vlm'.*paceline, vllm"):
+        named(SCENARIOS["speculation"].arms, "vlm")
 
 
 def test_the_json_has_every_round(report: Report) -> None:

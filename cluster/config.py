@@ -127,6 +127,7 @@ class RouterConfig(Frozen):
     max_queued_per_tenant: Annotated[int, Field(ge=1)] = 256
     max_tenants: Annotated[int, Field(ge=1)] = 10_000
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    require_keys: bool = Field(default=False, description="refuse requests without an API key, though none is known")
     num_cpus: Annotated[float, Field(ge=0)] = 0.2
     label_selector: LabelSelector | None = None
 

@@ -18,8 +18,10 @@ class Access:
     gets that share only. The number may change at any time.
     """
 
-    def __init__(self, num_routers: int, clock: Callable[[], float]) -> None:
+    def __init__(self, num_routers: int, clock: Callable[[], float], require_keys: bool = False) -> None:
+        """require_keys: let nobody in before there is a document with the caller's key."""
         self.num_routers = num_routers
+        self._require_keys = require_keys
         self._clock = clock
         self._table = OPEN
         self._quotas = Quotas(self._quota)
@@ -29,8 +31,8 @@ class Access:
         self._table = AccessTable(parse_access(snapshot.text))
 
     def key_holder(self, api_key: str | None) -> ApiKey | None:
-        """Whose key it is; None while no key is configured. Raises RequestError(UNAUTHENTICATED)."""
-        if not self._table.needs_key:
+        """Whose key it is; None while requests need none. Raises RequestError(UNAUTHENTICATED)."""
+        if not (self._table.needs_key or self._require_keys):
             return None
         if api_key is None:
             raise RequestError(ErrorKind.UNAUTHENTICATED, "You didn't provide an API key: Authorization: Bearer <key>")

@@ -69,7 +69,7 @@ class Router:
         self._limits = limits or RouterLimits()
         self.policy = PolicySource(default_policy(config))
         self.policy.on_change = self._follow_policy
-        self.access = Access(config.router.replicas, clock)
+        self.access = Access(config.router.replicas, clock, config.router.require_keys)
         self._context = FlowContext(
             self.policy, observer, clock, self._limits, _speculation_limits(config, self._limits)
         )

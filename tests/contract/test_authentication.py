@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 import grpc.aio
 import openai
@@ -9,6 +11,7 @@ import pytest
 
 from cluster.control.access import AccessTable, key_digest, parse_access
 from cluster.control.store import Kind, Snapshot, VersionInfo
+from cluster.router.access import Access
 from protos.paceline.v1 import inference_pb2
 from tests.contract.api_server import openai_client
 from tests.contract.grpc_server import inference_stub
@@ -43,6 +46,20 @@ async def test_while_no_key_is_configured_any_will_do_and_the_header_names_the_t
     async with openai_client(backend) as client:
         await ask(client, **{"X-Paceline-Tenant": "globex"})
     assert (backend.requests[0].tenant, backend.requests[0].key_label) == ("globex", None)
+
+
+async def test_where_keys_are_required_nobody_comes_in_before_there_is_one() -> None:
+    backend = FakeBackend(access=Access(1, time.monotonic, require_keys=True))
+    async with openai_client(backend) as client:
+        with pytest.raises(openai.AuthenticationError):
+            await ask(client.with_options(api_key=KEY))
+        async with inference_stub(backend) as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await stub.Tokenize(inference_pb2.TokenizeRequest(model="demo", text="hi"))
+            assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        backend.access.apply(Snapshot(VersionInfo(Kind.ACCESS, 1, "", "ann", "", 0.0, ""), DOCUMENT))
+        await ask(client.with_options(api_key=KEY))
+    assert [request.tenant for request in backend.requests] == ["acme"]
 
 
 async def test_a_key_says_whose_request_it_is() -> None:

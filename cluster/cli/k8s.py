@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from cluster.cli.common import ConfigOption, console, die, load
 from cluster.config import ConfigError
@@ -72,12 +73,15 @@ def _results(manifests: Path, definitions: Path) -> Iterator[tuple[str, Result]]
 
 
 def _print(result: Result) -> None:
-    verdict = "[red]flawed[/red]" if result.problems else "[green]good[/green]"
-    if result.absent is not None:
-        verdict = f"[yellow]absent[/yellow] {result.absent}"
-    console.print(f"{result.check.name:13} {verdict}", highlight=False)
+    console.print(Text.assemble(f"{result.check.name:13} ", _verdict(result)))
     for problem in result.problems:
-        console.print(f"  {problem}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {problem}", soft_wrap=True)
+
+
+def _verdict(result: Result) -> Text:
+    if result.absent is not None:
+        return Text.assemble(("absent", "yellow"), f" {result.absent}")
+    return Text("flawed", "red") if result.problems else Text("good", "green")
 
 
 def _write(files: dict[PurePosixPath, str], folder: Path) -> None:

@@ -115,7 +115,7 @@ PLANTED: list[tuple[str, str, Plant, str]] = [
     ("prod", "operator", lambda e: e.cluster["headGroupSpec"]["rayStartParams"].update({"num-cpus": "0"}), "go either"),
     ("prod", "operator", lambda e: e.group("draft")["rayStartParams"].update(labels="pool=draft"), "go into `labels`"),
     ("dev", "operator", lambda e: e.group("draft").pop("maxReplicas"), "minReplicas and maxReplicas are needed"),
-    ("prod", "operator", lambda e: e.group("draft").update(minReplicas=9), "minReplicas is above maxReplicas"),
+    ("prod", "operator", lambda e: e.group("draft").update(minReplicas=99), "minReplicas is above maxReplicas"),
     ("prod", "operator", lambda e: e.cluster.pop("gcsFaultToleranceOptions"), "everything stops with the head"),
     (
         "prod",
@@ -266,7 +266,7 @@ PLANTED: list[tuple[str, str, Plant, str]] = [
     (
         "prod",
         "budgets",
-        lambda e: e.named("PodDisruptionBudget", "paceline-draft")["spec"].update(minAvailable=2),
+        lambda e: e.named("PodDisruptionBudget", "paceline-draft")["spec"].update(minAvailable=99),
         "lets no pod go",
     ),
     ("prod", "promql", lambda e: e.alert("sum by (model (rate(paceline_requests_total[5m]))"), "unclosed left"),

@@ -66,7 +66,18 @@ def worker_template(group: WorkerGroup, config: ClusterConfig, kubernetes: Kuber
     inits = [] if kubernetes.model_claim else [_fetching(config, kubernetes.image)]
     template = _template(group.labels, container, inits, group.pod, kubernetes)
     template["spec"]["automountServiceAccountToken"] = False  # the head may need one, for Ray's autoscaler
+    template["spec"]["topologySpreadConstraints"] = [_over_zones(APP_LABELS | group.labels)]
     return template
+
+
+def _over_zones(labels: dict[str, str]) -> Json:
+    """A lost zone takes no more than its share of a group, where the nodes allow it: rather uneven than not at all."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "topology.kubernetes.io/zone",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels},
+    }
 
 
 def _control_secrets(secret: str) -> list[Json]:

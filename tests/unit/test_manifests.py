@@ -30,6 +30,11 @@ def config_with(models: list[dict[str, Any]], **kubernetes: Any) -> ClusterConfi
     return ClusterConfig.model_validate({"models": models, "kubernetes": section})
 
 
+def rayservice_of(overlay: str) -> dict[str, Any]:
+    service: dict[str, Any] = yaml.safe_load((K8S / "overlays" / overlay / "rayservice.yaml").read_text())
+    return service
+
+
 def groups_of(config: ClusterConfig) -> dict[str, Any]:
     assert config.kubernetes is not None
     return {group.name: group for group in worker_groups(placed(config), config.kubernetes)}
@@ -112,6 +117,13 @@ def test_the_arguments_say_where_each_pool_runs_and_the_groups_have_those_labels
 def test_a_tensor_parallel_replica_is_one_pod_with_a_gpu_for_each_rank() -> None:
     target = groups_of(config_of("prod"))["target"]
     assert (target.num_gpus, target.min_replicas, target.max_replicas) == (4, 2, 6)
+
+
+def test_pods_of_a_group_are_spread_over_zones_by_the_labels_that_they_have() -> None:
+    for group in rayservice_of("prod")["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
+        (spread,) = group["template"]["spec"]["topologySpreadConstraints"]
+        assert spread["topologyKey"] == "topology.kubernetes.io/zone"
+        assert spread["labelSelector"]["matchLabels"] == group["template"]["metadata"]["labels"]
 
 
 def test_replicas_share_no_pod_wherever_serve_can_keep_them_apart() -> None:

@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from cluster.control.strict_document import DocumentError as DocumentError  # re-exported: what parse_document raises
-from cluster.control.strict_document import Flaw as Flaw
+from cluster.control.flaws import DocumentError as DocumentError  # re-exported: what parse_document raises
+from cluster.control.flaws import Flaw as Flaw
 from cluster.control.strict_document import StrictModel, parse
 from cluster.messages.request import MAX_DRAFT_TOKENS, AcceptanceRule, Drafter
 

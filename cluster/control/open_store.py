@@ -14,7 +14,7 @@ from cluster.control.store import Retention
 async def open_store(url: str, retention: Retention | None = None) -> ControlStore:
     """sqlite:///absolute/path, or redis://, rediss:// or unix:// as RedisBackend.open takes them.
 
-    Raises StoreError for a URL or a store that cannot be used, UnavailableError if the server does not answer.
+    Raises StoreError for a URL or a store that cannot be used. A server that does not answer yet may do so later.
     """
     if url.startswith("sqlite:///"):
         return ControlStore(await SQLiteBackend.open(Path(unquote(urlsplit(url).path))), retention)

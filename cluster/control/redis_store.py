@@ -18,7 +18,8 @@ in its log before it answers: killing and restarting it loses nothing; a power f
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, Self
@@ -27,7 +28,9 @@ from urllib.parse import urlsplit
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cluster.control.store import (
     AuditEntry,
@@ -40,6 +43,8 @@ from cluster.control.store import (
     UnavailableError,
     VersionInfo,
 )
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 TIMEOUT_S = 2.0  # to connect, and for an answer
@@ -107,6 +112,7 @@ class RedisBackend:
         self._client = client
         self._server = server  # for messages: never the URL, which may hold a password
         self._namespace = namespace
+        self._is_claimed = False
         self._append_script = client.register_script(_APPEND)
         self._put_rollout_script = client.register_script(_PUT_ROLLOUT)
         self._append_audit_script = client.register_script(_APPEND_AUDIT)
@@ -115,7 +121,8 @@ class RedisBackend:
     async def open(cls, url: str, namespace: str = "paceline", timeout_s: float = TIMEOUT_S) -> Self:
         """Connect to redis://, rediss:// (TLS) or unix://, with user and password (ACL) and database number in the URL.
 
-        Raises UnavailableError, and StoreError for a URL that is none or for a namespace of a newer Paceline.
+        A server that does not answer yet is asked again with each call. Raises StoreError for a URL that is none, and
+        UnavailableError for a server that refuses us or has a namespace of a newer Paceline.
         """
         server = _server_of(url)
         try:
@@ -127,10 +134,12 @@ class RedisBackend:
             raise StoreError(f"the store's URL for {server} has an option that is not understood") from None
         backend = cls(client, server, namespace)
         try:
-            await backend._claim()
-        except BaseException:
-            await client.aclose()
-            raise
+            await backend.version(Kind.POLICY)
+        except BaseException as error:
+            if not _may_pass(error):
+                await client.aclose()
+                raise
+            logger.warning("the control store does not answer yet: %s", error)
         return backend
 
     async def close(self) -> None:
@@ -212,11 +221,11 @@ class RedisBackend:
 
     async def _claim(self) -> None:
         """Note our schema in the namespace, unless a newer one is there."""
-        async with self._asking():
-            schema = int(await self._client.eval(_CLAIM, 1, self._key("schema"), str(SCHEMA_VERSION)))
+        schema = int(await self._client.eval(_CLAIM, 1, self._key("schema"), str(SCHEMA_VERSION)))
         if schema > SCHEMA_VERSION:
             found = f"{self._namespace} on {self._server} has schema {schema}"
-            raise StoreError(f"{found}, this version of Paceline reads up to {SCHEMA_VERSION}")
+            raise UnavailableError(f"{found}, this version of Paceline reads up to {SCHEMA_VERSION}")
+        self._is_claimed = True
 
     async def _current(self, kind: Kind) -> Snapshot | None:
         """Read again if versions were written, and this one forgotten, between two questions."""
@@ -239,9 +248,26 @@ class RedisBackend:
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
         try:
+            if not self._is_claimed:
+                await self._claim()
             yield
         except RedisError as error:
             raise UnavailableError(f"Redis at {self._server}: {error}") from error
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether a server that could not be used may be of use later, asked in the same way."""
+    causes = list(_causes(error))
+    is_refused = any(isinstance(cause, AuthenticationError) for cause in causes)
+    return not is_refused and any(isinstance(cause, (RedisConnectionError, RedisTimeoutError)) for cause in causes)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The client says why a connection failed in the cause of a ConnectionError."""
+    cause = error.__cause__
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def _server_of(url: str) -> str:

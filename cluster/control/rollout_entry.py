@@ -13,6 +13,7 @@ from cluster.control.rollout_rule import AppliedRule
 
 MAX_SPEC_BYTES: Final = 64 * 1024
 MAX_EVENTS: Final = 100  # the first one and the latest
+MAX_EVENT_CHARS: Final = 160  # of a reason; with the limits above, an entry always fits into the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,16 @@ def from_json(text: str) -> RolloutEntry:
 
 def moved(entry: RolloutEntry, state: RolloutState, now: float) -> RolloutEntry:
     """The entry in another state, which its history tells of if it is another step, phase or percentage."""
-    event = RolloutEvent(now, state.phase, state.step_index, state.percent, state.reason)
+    event = RolloutEvent(now, state.phase, state.step_index, state.percent, _short(state.reason))
     last = entry.events[-1] if entry.events else None
     if last is not None and _place(last) == _place(event):
         return replace(entry, state=state)
     events = (*entry.events, event)
     return replace(entry, state=state, events=events[:1] + events[1:][-MAX_EVENTS + 1 :])
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= MAX_EVENT_CHARS else f"{reason[: MAX_EVENT_CHARS - 1]}…"
 
 
 def _place(event: RolloutEvent) -> tuple[Phase, int, float]:

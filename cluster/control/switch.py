@@ -14,9 +14,13 @@ from typing import Any, Final
 
 import yaml
 
-from cluster.control.document import DocumentError, Flaw, PolicyDocument, parse_document
+from cluster.control.document import MAX_NAMES, MAX_RULES, DocumentError, Flaw, PolicyDocument, parse_document
+from cluster.control.document_text import MAX_DOCUMENT_BYTES
+from cluster.control.flaws import WHOLE
 
 RULE_PREFIX: Final = "switch-"
+ROOM_BYTES: Final = 4096  # of a document, left free for switches: a kill switch must always fit
+ROOM_ENTRIES: Final = 16  # likewise, of its rules and of each list of `kill`
 _DIMENSIONS: Final = ("models", "tenants", "draft_versions")
 
 
@@ -56,6 +60,31 @@ def switched(document: PolicyDocument, switch: SpeculationSwitch) -> PolicyDocum
     made = _turn_on(document, switch, kill) if switch.enabled else _turn_off(switch, kill)
     values |= {"kill": kill} if kill else {}
     return parse_document(values | {"rules": ([made] if made else []) + rules})
+
+
+def check_room(document: PolicyDocument) -> None:
+    """Raises DocumentError for a document that a switch, or a rollout that fails, might not fit into."""
+    size = len(document.canonical_json().encode())
+    kill = document.kill
+    lists = zip(_DIMENSIONS, (kill.models, kill.tenants, kill.draft_versions), strict=True)
+    used = [
+        (WHOLE, size, MAX_DOCUMENT_BYTES - ROOM_BYTES, "bytes in canonical form"),
+        ("rules", len(document.rules), MAX_RULES - ROOM_ENTRIES, "rules"),
+        *((f"kill.{dimension}", len(names or ()), MAX_NAMES - ROOM_ENTRIES, "names") for dimension, names in lists),
+    ]
+    flaws = [
+        Flaw(path, f"{number} {unit} leave no room for switches", f"at most {limit}")
+        for path, number, limit, unit in used
+        if number > limit
+    ]
+    if flaws:
+        raise DocumentError(flaws)
+
+
+def as_text(document: PolicyDocument) -> str:
+    """As an operator would write it; where that is too long, in canonical form."""
+    text = as_yaml(document)
+    return text if len(text.encode()) <= MAX_DOCUMENT_BYTES else document.canonical_json()
 
 
 def as_yaml(document: PolicyDocument) -> str:

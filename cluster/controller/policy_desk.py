@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from cluster.control.control_store import ControlStore
 from cluster.control.document import PolicyDocument, parse_document
 from cluster.control.store import Change, ConflictError, Kind, Snapshot
-from cluster.control.switch import as_yaml
+from cluster.control.switch import as_text
 from cluster.controller.audit_log import AuditLog
 from cluster.controller.board import Board
 
@@ -64,7 +64,7 @@ class PolicyDesk:
             edited = edit(document)
             if edited is None and standing is not None:
                 return standing
-            change = Change(as_yaml(edited or document), author, reason)
+            change = Change(as_text(edited or document), author, reason)
             version = 0 if standing is None else standing.version
             return await self._store.put(Kind.POLICY, change, version, self._clock())
 

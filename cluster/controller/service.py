@@ -24,7 +24,7 @@ from cluster.control.store import (
 )
 from cluster.control.switch import SpeculationSwitch, as_yaml, switched
 from cluster.controller.board import Board
-from cluster.controller.checks import CHECKS
+from cluster.controller.checks import APPLICABLE, READABLE, Checks
 from cluster.controller.errors import errors_of
 from cluster.controller.policy_desk import MAX_TRIES, PolicyDesk
 from cluster.controller.rollouts import Rollouts
@@ -80,7 +80,7 @@ class ControlService:
         return snapshot or self._configured(kind)
 
     async def apply(self, kind: Kind, change: Change, expected_version: int | None = None) -> Snapshot:
-        _check(kind, change.text)
+        _check(APPLICABLE, kind, change.text)
 
         async def write(standing: Snapshot | None) -> Snapshot:
             version = _version(standing) if expected_version is None else expected_version
@@ -89,11 +89,14 @@ class ControlService:
         return await errors_of(self._policy.write(kind, "apply", write, MAX_TRIES if expected_version is None else 1))
 
     async def roll_back(self, kind: Kind, restore: Restore) -> Snapshot:
-        old = await errors_of(self._store.get(kind, restore.version))
-        _check(kind, old.text)
+        old = await self.get(kind, restore.version)
+        _check(READABLE, kind, old.text)
 
         async def write(standing: Snapshot | None) -> Snapshot:
-            return await self._store.rollback(kind, restore, _version(standing), self._clock())
+            if restore.version:
+                return await self._store.rollback(kind, restore, _version(standing), self._clock())
+            change = Change(old.text, restore.author, restore.reason or "rollback to 0")
+            return await self._store.put(kind, change, _version(standing), self._clock())
 
         return await errors_of(self._policy.write(kind, "rollback", write))
 
@@ -156,9 +159,9 @@ class ControlService:
         return ""
 
 
-def _check(kind: Kind, text: str) -> None:
+def _check(checks: Checks, kind: Kind, text: str) -> None:
     try:
-        CHECKS[kind](text)
+        checks[kind](text)
     except DocumentError as error:
         raise RequestError(ErrorKind.INVALID, str(error), "text") from error
 

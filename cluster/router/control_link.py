@@ -65,8 +65,14 @@ class ControlLink:
     async def _run(self) -> None:
         wait_s = FIRST_RETRY_S
         while True:
-            address = await self._discover()
-            was_connected = address is not None and await self._follow(address)
+            was_connected = False
+            try:
+                address = await self._discover()
+                was_connected = address is not None and await self._follow(address)
+            except Exception:
+                if not self._is_lost:
+                    logger.exception("cannot follow the control service, going on with what is in force")
+                self._is_lost = True
             wait_s = FIRST_RETRY_S if was_connected else min(LAST_RETRY_S, wait_s * 2)
             await asyncio.sleep(wait_s)
 

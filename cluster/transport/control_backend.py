@@ -83,7 +83,7 @@ class ControlBackend(Protocol):
         ...
 
     async def roll_back(self, kind: Kind, restore: Restore) -> Snapshot:
-        """Put an earlier version's text in force, as a new version."""
+        """Put an earlier version's text in force, as a new version; 0 is what holds before the first."""
         ...
 
     async def switch_speculation(self, switch: SpeculationSwitch, author: str, reason: str) -> Snapshot:

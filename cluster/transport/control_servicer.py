@@ -108,7 +108,7 @@ class ControlServicer:
         return report_codec.report_to_wire(report)
 
     async def watch(self, request: pb.WatchRequest, metadata: Metadata) -> AsyncGenerator[pb.Document, None]:
-        self._token.check_if_set(metadata.get(AUTHORIZATION))
+        self._token.check(metadata.get(AUTHORIZATION))
         kind = codec.kind_from_wire(request.kind)
         async with aclosing(self._backend().watch(kind, request.after_version)) as snapshots:
             async for snapshot in snapshots:

@@ -17,6 +17,7 @@ from cluster.messages.answer import ErrorKind, RequestError
 Context = grpc.aio.ServicerContext[Message, Message]
 
 _RETRY_AFTER = "retry-after"
+MAX_DETAILS_BYTES = 4096  # as they travel; a peer may refuse an answer whose metadata has more than 8 KiB
 
 _CODES = {
     ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -32,6 +33,8 @@ _CODES = {
 }
 _KINDS = {code: kind for kind, code in _CODES.items()} | {grpc.StatusCode.INVALID_ARGUMENT: ErrorKind.INVALID}
 
+_CUT = " ... (the rest is left out)"
+
 
 @dataclass(frozen=True, slots=True)
 class GrpcStatus:
@@ -46,7 +49,17 @@ def grpc_status(error: RequestError) -> GrpcStatus:
     """The call's end; a time to wait travels as the trailing metadata `retry-after`, in whole seconds."""
     wait_s = error.retry_after_s
     trailing = () if wait_s is None else ((_RETRY_AFTER, str(max(1, math.ceil(wait_s)))),)
-    return GrpcStatus(_CODES[error.kind], error.message, trailing)
+    return GrpcStatus(_CODES[error.kind], _fitting(error.message), trailing)
+
+
+def _fitting(message: str) -> str:
+    """The message, cut where it is too long for an answer's metadata."""
+    size = 0
+    for index, char in enumerate(message):
+        size += 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode(errors="replace"))
+        if size > MAX_DETAILS_BYTES:
+            return f"{message[: max(0, index - len(_CUT))]}{_CUT}"
+    return message
 
 
 def request_error(error: grpc.aio.AioRpcError) -> RequestError:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -102,6 +103,34 @@ async def test_a_refused_document_names_the_field_and_leaves_the_last_one_in_for
     assert (await client.get(Kind.POLICY)).text == policy("good")
 
 
+@pytest.mark.parametrize("name", ["field", "字"])
+async def test_a_document_with_more_flaws_than_an_answer_holds_is_refused_like_any_other(
+    client: ControlClient, name: str
+) -> None:
+    text = policy("s") + "".join(f"{name}{number}: 1\n" for number in range(2000))
+    with pytest.raises(RequestError, match=r"0: unknown field.* \(the rest is left out\)") as failure:
+        await client.apply(Kind.POLICY, Change(text, "ann", ""))
+    assert failure.value.kind is ErrorKind.INVALID
+
+
+async def test_a_document_without_room_for_the_kill_switch_is_refused_and_the_switch_fits_into_any_other(
+    client: ControlClient,
+) -> None:
+    def crowded(num_rules: int) -> str:
+        rule = {"action": "deny", "match": {"tenants": [f"{number:02}" for number in range(38)]}}
+        rules = [rule | {"id": f"r{number}"} for number in range(num_rules)]
+        return parse_document({"schema": "paceline.policy/v1", "rules": rules}).canonical_json()
+
+    with pytest.raises(RequestError, match="rules: 985 rules leave no room for switches"):
+        await client.apply(Kind.POLICY, Change(crowded(985), "ann", ""))
+    await client.apply(Kind.POLICY, Change(crowded(984), "ann", ""))
+    for tenant in ("a", "b"):  # as YAML, it would not be one any more
+        off = await client.switch_speculation(SpeculationSwitch(False, model="m", tenant=tenant), "ann", "")
+    assert len(parse_document(off.text).rules) == 986
+    await client.apply(Kind.POLICY, change("other"))
+    assert (await client.roll_back(Kind.POLICY, Restore(3, "ann", ""))).text == off.text
+
+
 async def test_writers_on_top_of_whatever_stands_all_get_through(client: ControlClient) -> None:
     snapshots = await asyncio.gather(*(client.apply(Kind.POLICY, change(f"text {n}")) for n in range(4)))
     assert sorted(snapshot.version for snapshot in snapshots) == [1, 2, 3, 4]
@@ -142,12 +171,15 @@ async def test_without_a_configured_token_routers_may_follow_and_nobody_may_admi
     async with control_server(tmp_path / "control.db", token=None) as server:
         await server.service.apply(Kind.POLICY, change("one"))
         client = ControlClient(server.address, "anything")
-        with pytest.raises(RequestError) as failure:
-            await client.get(Kind.POLICY)
-        assert failure.value.kind is ErrorKind.FORBIDDEN
-        async with aclosing(client.watch(Kind.POLICY)) as watch:
-            assert (await anext(watch)).text == policy("one")
+        for call in (client.get(Kind.POLICY), anext(client.watch(Kind.ACCESS))):
+            with pytest.raises(RequestError) as failure:
+                await call
+            assert failure.value.kind is ErrorKind.FORBIDDEN
         await client.close()
+        router = Follower(server)
+        router.link.start()
+        await router.arrives("one")
+        await router.link.stop()
 
 
 async def test_a_switch_changes_the_policy_that_stands_and_nothing_else(client: ControlClient) -> None:
@@ -215,6 +247,22 @@ async def test_a_router_that_cannot_read_a_document_keeps_the_last_one_and_says_
     await client.apply(Kind.POLICY, change("three"))
     await router.arrives("three")
     await state_of(server, lambda routers: routers and routers[0].error == "" and routers[0].policy_version == 3)
+    await router.link.stop()
+
+
+async def test_a_router_keeps_looking_for_the_service_whatever_happens_while_it_looks(server: ControlServer) -> None:
+    class Troubled(Follower):
+        troubles: ClassVar[list[Exception]] = [RuntimeError("no such actor"), OSError("no route")]
+
+        async def _discover(self) -> str | None:
+            if self.troubles:
+                raise self.troubles.pop()
+            return self.address
+
+    router = Troubled(server)
+    router.link.start()
+    await server.service.apply(Kind.POLICY, change("one"))
+    await router.arrives("one")
     await router.link.stop()
 
 

@@ -42,6 +42,22 @@ async def test_redis_is_killed_and_comes_back_and_routers_notice_nothing() -> No
             await newcomer.link.stop()
 
 
+async def test_a_control_service_that_starts_before_redis_works_once_redis_does() -> None:
+    with running_redis() as redis:
+        redis.kill()
+        async with control_server(redis.url) as server:
+            router = Follower(server)
+            router.link.start()
+            assert (await server.service.status()).store_error
+            with pytest.raises(RequestError) as failure:
+                await server.service.apply(Kind.POLICY, Change(policy("lost"), "ann", ""))
+            assert failure.value.kind is ErrorKind.UNAVAILABLE
+            redis.start()
+            await server.service.apply(Kind.POLICY, Change(policy("one"), "ann", ""))
+            await router.arrives("one")
+            await router.link.stop()
+
+
 async def test_a_new_control_service_finds_what_the_one_before_wrote() -> None:
     with running_redis() as redis:
         async with control_server(redis.url) as server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.control.document import SCHEMA, DocumentError, parse_document
-from cluster.control.strict_document import MAX_DOCUMENT_BYTES
+from cluster.control.document_text import MAX_DOCUMENT_BYTES
 from tests.policies import document_values
 
 pytestmark = pytest.mark.unit
@@ -95,11 +95,32 @@ def test_the_digest_is_of_the_meaning() -> None:
         ("a: !!python/object/apply:os.system [x]", "a", "tag"),
         ("a: !!binary aGk=", "a", "tag"),
         ("a: !!set {b}", "a", "tag"),
-        ("a: !!int x", "a", "type that its tag says"),
+        ("a: !!int x", "a", "no plain decimal number"),
+        ("a: 1:30", "a", "'1:30' is no plain decimal number"),
+        ("a: 1:30.5", "a", "no plain decimal number"),
+        ("a: 010", "a", "no plain decimal number"),
+        ("a: 0x10", "a", "no plain decimal number"),
+        ("a: 0b1", "a", "no plain decimal number"),
+        ("a: 1_0", "a", "no plain decimal number"),
+        ("a: 1_0.5", "a", "no plain decimal number"),
+        ("a: yes", "a", "true or false"),
+        ("a: [on, Off, N, no]", "a[3]", "'no' may be a word"),
+        ("kill: {tenants: [123]}", "kill.tenants[0]", "quotes"),
     ],
 )
 def test_a_text_that_could_be_misread_is_refused(text: str, path: str, words: str) -> None:
     assert words in flaws_of(text)[path]
+
+
+def test_a_list_is_not_also_too_short_for_what_is_wrong_inside() -> None:
+    assert set(flaws_of(f"schema: {SCHEMA}\nkill: {{tenants: [1]}}")) == {"kill.tenants[0]"}
+    assert set(flaws_of(f"schema: {SCHEMA}\nkill: {{tenants: []}}")) == {"kill.tenants"}
+
+
+@pytest.mark.parametrize("number", ["0", "5", "+5", "0.5", ".5", "5.", "1.5e+1", "99.99"])
+def test_plain_numbers_are_read(number: str) -> None:
+    text = f"schema: {SCHEMA}\nrules: [{{id: a, action: allow, percent: {number}}}]"
+    assert parse_document(text).rules[0].percent == float(number)
 
 
 @pytest.mark.parametrize(

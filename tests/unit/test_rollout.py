@@ -9,9 +9,9 @@ import pytest
 from cluster.control import rollout
 from cluster.control.analysis import Bound, Compare, Metric, MetricSpec
 from cluster.control.cohort import Cohort, Measurement, RequestRecord
+from cluster.control.flaws import DocumentError
 from cluster.control.rollout import Phase, RolloutCommandError, RolloutState
 from cluster.control.rollout_spec import parse_rollout
-from cluster.control.strict_document import DocumentError
 
 pytestmark = pytest.mark.unit
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control.document import SCHEMA, DocumentError, PolicyDocument, parse_document
+from cluster.control.document import MAX_NAMES, MAX_RULES, SCHEMA, DocumentError, PolicyDocument, parse_document
+from cluster.control.document_text import MAX_DOCUMENT_BYTES
 from cluster.control.policy import Decision, PolicyContext, Reason, SpeculationPolicy, evaluate
-from cluster.control.switch import SpeculationSwitch, as_yaml, switched
+from cluster.control.switch import ROOM_BYTES, ROOM_ENTRIES, SpeculationSwitch, as_text, as_yaml, check_room, switched
 
 pytestmark = pytest.mark.unit
 
@@ -30,6 +31,43 @@ def test_off_for_everything_is_the_kill_switch() -> None:
     off = switched(EMPTY, SpeculationSwitch(False))
     assert decide(off).reason is Reason.KILLED
     assert switched(off, SpeculationSwitch(True)) == EMPTY
+
+
+def wide(letter: str, num_rules: int) -> PolicyDocument:
+    """A document of that many rules of about 500 bytes each in canonical form, and half as much again as YAML."""
+    tenants = [letter * 5 + str(number) for number in range(40)]
+    rules = [{"id": f"r{i}", "action": "allow", "percent": 5, "match": {"tenants": tenants}} for i in range(num_rules)]
+    return parse_document({"schema": SCHEMA, "rules": rules})
+
+
+@pytest.mark.parametrize("letter", ["a", "字"], ids=["ascii", "wide"])
+def test_the_kill_switch_fits_into_every_document_that_can_be_applied(letter: str) -> None:
+    limit = MAX_DOCUMENT_BYTES - ROOM_BYTES
+    size = len(wide(letter, 100).canonical_json().encode()) / 100
+    document = wide(letter, int(limit / size * 0.999))
+    check_room(document)
+    assert len(as_yaml(document).encode()) > MAX_DOCUMENT_BYTES  # which is why it is not written as YAML
+    longest = "\U0001f600" * 128
+    for switch in (SpeculationSwitch(False), SpeculationSwitch(False, longest, longest, longest)):
+        off = switched(document, switch)
+        assert parse_document(as_text(off)) == off
+    full = wide(letter, min(1000, int(limit / size * 1.005)))
+    with pytest.raises(DocumentError, match="no room for switches"):
+        check_room(full)
+
+
+def test_the_kill_switch_fits_into_the_longest_lists_that_can_be_applied() -> None:
+    names = [f"n{number}" for number in range(MAX_NAMES - ROOM_ENTRIES)]
+    rules = [{"id": f"r{number}", "action": "deny"} for number in range(MAX_RULES - ROOM_ENTRIES)]
+    kill = {"models": names, "tenants": names, "draft_versions": names}
+    document = parse_document({"schema": SCHEMA, "kill": kill, "rules": rules})
+    check_room(document)
+    for number in range(ROOM_ENTRIES):
+        document = switched(document, SpeculationSwitch(False, tenant=f"new{number}"))
+        document = switched(document, SpeculationSwitch(False, model="m", tenant=f"new{number}"))
+    with pytest.raises(DocumentError) as failure:
+        check_room(document)
+    assert [flaw.path for flaw in failure.value.flaws] == ["rules", "kill.tenants"]
 
 
 @pytest.mark.parametrize("dimension", ["model", "tenant", "draft_version"])

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ControlServiceStub:
-    """Every call but Connect and Watch needs `authorization: Bearer <admin token>`; these two need it where one is set.
+    """Every call needs `authorization: Bearer <admin token>`; Connect, the routers' own, only where one is set.
     """
 
     def __init__(self, channel):
@@ -108,7 +108,7 @@ class ControlServiceStub:
 
 
 class ControlServiceServicer:
-    """Every call but Connect and Watch needs `authorization: Bearer <admin token>`; these two need it where one is set.
+    """Every call needs `authorization: Bearer <admin token>`; Connect, the routers' own, only where one is set.
     """
 
     def GetDocument(self, request, context):
@@ -290,7 +290,7 @@ def add_ControlServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControlService:
-    """Every call but Connect and Watch needs `authorization: Bearer <admin token>`; these two need it where one is set.
+    """Every call needs `authorization: Bearer <admin token>`; Connect, the routers' own, only where one is set.
     """
 
     @staticmethod

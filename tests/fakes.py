@@ -92,6 +92,9 @@ class FakeBackend:
     def ready(self) -> bool:
         return self.is_ready
 
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        self.access.check_together(requests)
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
         self.requests.append(request)
         try:

@@ -23,7 +23,7 @@ KEY_PREFIX: Final = "pl-"
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-PerMinute = Annotated[float, Field(gt=0, le=1e12)]
+PerMinute = Annotated[float, Field(ge=0.001, le=1e12)]
 
 
 class ApiKey(StrictModel):

@@ -115,4 +115,5 @@ class GenerateRequest:
     key_label: str | None = None  # of the API key, if there is one
     priority: int = 0  # lower is served first
     deadline_s: float | None = None  # seconds from arrival
+    choice: int = 0  # which of the outputs of one prompt; the prompt counts once against a quota
     speculation: SpeculationOverride = field(default_factory=SpeculationOverride)

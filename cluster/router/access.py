@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from cluster.control.access import OPEN, AccessTable, ApiKey, parse_access
-from cluster.control.quota import Quota, Quotas
+from cluster.control.quota import Quota, QuotaExceeded, Quotas
 from cluster.control.store import Snapshot
 from cluster.messages.answer import ErrorKind, RequestError
+from cluster.messages.request import GenerateRequest
 
 
 class Access:
@@ -41,6 +42,15 @@ class Access:
             raise RequestError(ErrorKind.UNAUTHENTICATED, "Incorrect API key provided")
         return holder
 
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raises RequestError unless all of these requests of one call would be let in now.
+
+        OVERLOADED says when to try again; INVALID, that the tenant's quota is smaller than that.
+        """
+        exceeded = self._quotas.exceeded_by(requests[0].tenant, len(requests), self._clock())
+        if exceeded is not None:
+            raise _refusal(exceeded, "n" if any(request.choice for request in requests) else "prompt")
+
     @contextmanager
     def admitted(self, tenant: str, prompt_tokens: int) -> Iterator[Callable[[int], None]]:
         """Inside, a request counts against its tenant's quota; call what it gives with each number of output tokens.
@@ -49,7 +59,7 @@ class Access:
         """
         exceeded = self._quotas.admit(tenant, prompt_tokens, self._clock())
         if exceeded is not None:
-            raise RequestError(ErrorKind.OVERLOADED, exceeded.message, retry_after_s=exceeded.retry_after_s)
+            raise _refusal(exceeded)
         try:
             yield lambda num_tokens: self._quotas.charge(tenant, num_tokens, self._clock())
         finally:
@@ -57,3 +67,9 @@ class Access:
 
     def _quota(self, tenant: str) -> Quota:
         return self._table.quota(tenant).share(self.num_routers)
+
+
+def _refusal(exceeded: QuotaExceeded, param: str | None = None) -> RequestError:
+    if exceeded.retry_after_s is None:
+        return RequestError(ErrorKind.INVALID, exceeded.message, param)
+    return RequestError(ErrorKind.OVERLOADED, exceeded.message, retry_after_s=exceeded.retry_after_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.config import ClusterConfig, ModelConfig, PoolConfig
@@ -146,21 +146,29 @@ class Router:
             for model in self._models.values()
         )
 
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raises RequestError if the tenant's quota has no room for all of them; each is reported as refused then."""
+        try:
+            self.access.check_together(requests)
+        except RequestError as error:
+            for record in [self._record(request, self._model(request.model)) for request in requests]:
+                record.fail(error)
+                self.on_finished(record.finish(self._context.clock()))
+            raise
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
         """Output as it is committed; the last delta has a finish_reason. Closing the generator cancels the request.
 
         Raises RequestError when the request is not taken, or fails.
         """
         context, model = self._context, self._model(request.model)
-        sampling = request.sampling
-        detokenizer = IncrementalDetokenizer(model.tokenizer, sampling.stop, min_tokens=sampling.min_tokens)
-        delivery = Delivery(request, detokenizer, context.observer, context.clock)
-        record = RequestRecord(request, delivery, context.observer)
+        record = self._record(request, model)
+        prompt_tokens = 0 if request.choice else len(request.prompt_token_ids)
         try:
-            with self.access.admitted(request.tenant, len(request.prompt_token_ids)) as charge:
+            with self.access.admitted(request.tenant, prompt_tokens) as charge:
                 await self._start(record, model)
                 while record.outcome is None:
-                    delta = await delivery.next_delta()
+                    delta = await record.delivery.next_delta()
                     charge(len(delta.token_ids))
                     record.note(delta)
                     yield delta
@@ -197,6 +205,12 @@ class Router:
         for flow in flows:
             flow.on_policy_change()
         self._context.observer.policy_applied(PolicyApplied(self.policy.current.version, len(flows)))
+
+    def _record(self, request: GenerateRequest, model: ServedModel) -> RequestRecord:
+        sampling = request.sampling
+        detokenizer = IncrementalDetokenizer(model.tokenizer, sampling.stop, min_tokens=sampling.min_tokens)
+        delivery = Delivery(request, detokenizer, self._context.observer, self._context.clock)
+        return RequestRecord(request, delivery, self._context.observer)
 
     async def _start(self, record: RequestRecord, model: ServedModel) -> None:
         """Wait for a slot, then submit. The slot is given back when the flow has left the pools."""

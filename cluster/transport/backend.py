@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from cluster.control.access import ApiKey
@@ -28,6 +28,13 @@ class InferenceBackend(Protocol):
 
     def key_holder(self, api_key: str | None) -> ApiKey | None:
         """Whose key it is; None while requests need none. Raises RequestError(UNAUTHENTICATED) without a good one."""
+        ...
+
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raises RequestError if the tenant's quota has no room for all of these requests of one call.
+
+        INVALID: it never has; OVERLOADED: not now.
+        """
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:

@@ -53,6 +53,7 @@ async def outputs(
 ) -> AsyncGenerator[tuple[int, TokenDelta], None]:
     """The deltas of several requests as they come, each with its request's index; one error ends them all."""
     if len(requests) > 1:
+        backend.check_together(requests)
         async with aclosing(_interleaved(backend, requests)) as indexed:
             async for item in indexed:
                 yield item

@@ -66,7 +66,7 @@ class ServedModel:
 
 def _choice(first: GenerateRequest, index: int) -> GenerateRequest:
     sampling = replace(first.sampling, seed=choice_seed(first.sampling.seed, index))
-    return replace(first, request_id=f"{first.request_id}.{index}", sampling=sampling)
+    return replace(first, request_id=f"{first.request_id}.{index}", sampling=sampling, choice=index)
 
 
 def _generate_request(

@@ -84,6 +84,17 @@ async def test_a_wrong_key_is_a_401_before_anything_else(key: str) -> None:
     assert not backend.requests
 
 
+async def test_more_outputs_than_the_quota_ever_allows_are_a_400_and_none_begins() -> None:
+    backend = guarded()
+    async with openai_client(backend) as client:
+        with pytest.raises(openai.BadRequestError, match="3 outputs at once") as failure:
+            await client.with_options(api_key=KEY).chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": "hi"}], n=3
+            )
+        assert failure.value.param == "n"
+    assert not backend.requests
+
+
 async def test_another_tenants_name_is_a_403() -> None:
     backend = guarded()
     async with openai_client(backend) as client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cluster.control.quota import Quota, Quotas
@@ -90,6 +90,55 @@ def test_a_new_limit_holds_at_once() -> None:
         assert quotas.admit("a", 1, 0.0) is None
     limits["a"] = Quota(max_concurrent=3)
     assert quotas.admit("a", 1, 0.0) is not None
+
+
+def test_a_limit_that_is_new_starts_with_a_whole_minute() -> None:
+    limits = {"a": Quota()}
+    quotas = Quotas(limits.__getitem__)
+    for _ in range(100):
+        assert quotas.admit("a", 50, 0.0) is None
+        quotas.release("a")
+    limits["a"] = Quota(requests_per_minute=3, tokens_per_minute=100)
+    assert [quotas.admit("a", 1, 0.0) is None for _ in range(4)] == [True, True, True, False]
+
+
+@given(st.floats(0.01, 1e6), st.floats(0.01, 1e6), st.integers(0, 200))
+def test_a_raised_limit_leaves_the_amount_that_is_used_and_a_lowered_one_the_share(
+    old: float, new: float, spent: int
+) -> None:
+    limits = {"a": Quota(tokens_per_minute=old)}
+    quotas = Quotas(limits.__getitem__)
+    quotas.admit("a", spent, 0.0)
+    limits["a"] = Quota(tokens_per_minute=new)
+    used = spent if new > old else spent * new / old
+    left = max(1.0, new) - used
+    assume(abs(left) > 1e-4 * new)
+    assert (quotas.admit("a", 0, 0.0) is None) == (left > 0)
+
+
+def test_whoever_is_far_over_a_limit_gets_in_when_it_is_raised() -> None:
+    limits = {"a": Quota(tokens_per_minute=10)}
+    quotas = Quotas(limits.__getitem__)
+    assert quotas.admit("a", 10_000, 0.0) is None
+    refused = quotas.admit("a", 1, 0.0)
+    assert refused is not None
+    assert refused.retry_after_s == pytest.approx(59_946)  # 9991 tokens at 10 a minute
+    limits["a"] = Quota(tokens_per_minute=20_000)
+    assert quotas.admit("a", 1, 0.0) is None
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 8))
+def test_requests_that_come_together_are_let_in_together_or_refused_together(
+    num_requests: int, limit: int, num_before: int
+) -> None:
+    for quota in (Quota(requests_per_minute=limit), Quota(max_concurrent=limit)):
+        quotas = Quotas(lambda _, quota=quota: quota)  # type: ignore[misc]
+        for _ in range(min(num_before, limit)):
+            assert quotas.admit("a", 0, 0.0) is None
+        refused = quotas.exceeded_by("a", num_requests, 0.0)
+        let_in = [quotas.admit("a", 0, 0.0) is None for _ in range(num_requests)]
+        assert (refused is None) == all(let_in)
+        assert refused is None or (refused.retry_after_s is None) == (num_requests > limit)
 
 
 def test_routers_share_a_quota() -> None:

@@ -13,7 +13,7 @@ from cluster.config import ClusterConfig
 from cluster.control.open_store import open_store
 from cluster.controller.service import ControlService
 from cluster.router.policy_source import default_document
-from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken
+from cluster.transport.admin_token import AdminToken, configured_token
 from cluster.transport.control_servicer import ControlServicer, GrpcControlServicer, RouterServicer
 from cluster.transport.protocol import StreamSettings
 from cluster.transport.server import server_options
@@ -33,7 +33,7 @@ class ControlReplica:
         store = await open_store(_store_url(config.control.store))
         self._service = ControlService(store, default_document(config), time.time)
         await self._service.start()
-        token = AdminToken(os.environ.get(ADMIN_TOKEN_VARIABLE))
+        token = AdminToken(configured_token(os.environ))
         servicer = GrpcControlServicer(
             ControlServicer(lambda: self._service, token), RouterServicer(self._service, token)
         )

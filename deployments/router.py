@@ -33,7 +33,7 @@ from cluster.tokenizer import Tokenizer
 from cluster.tracing.marks import Place, trace_file
 from cluster.tracing.taps import trace_connectors
 from cluster.transport.admin_api import PREFIX, create_admin_app
-from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken
+from cluster.transport.admin_token import AdminToken, configured_token
 from cluster.transport.control_servicer import ControlServicer
 from cluster.transport.inference_servicer import InferenceServicer, policy_metadata
 from cluster.transport.openai_api import ApiOptions, create_app
@@ -75,7 +75,7 @@ class RouterReplica:
             ray.get_runtime_context().get_actor_id(),
             control_address_from(control),
             {Kind.POLICY: self._apply_policy, Kind.ACCESS: self._router.access.apply},
-            os.environ.get(ADMIN_TOKEN_VARIABLE),
+            configured_token(os.environ),
             feed,
         )
         self._link.start()
@@ -184,7 +184,7 @@ class RouterReplica:
         self._router.apply_policy(snapshot.text, snapshot.version)
 
     def _admin_token(self) -> AdminToken:
-        return AdminToken(os.environ.get(ADMIN_TOKEN_VARIABLE))
+        return AdminToken(configured_token(os.environ))
 
     def _metrics_targets(self) -> list[dict[str, object]]:
         """Prometheus HTTP service discovery: every pool replica's metrics address; series name model and pool."""

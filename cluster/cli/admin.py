@@ -12,7 +12,7 @@ import typer
 
 from cluster.cli.client import ask
 from cluster.cli.common import die
-from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE
+from cluster.transport.admin_token import ADMIN_TOKEN_VARIABLE, configured_token
 
 TIMEOUT_S = 30.0
 
@@ -30,7 +30,7 @@ def ensure_token() -> Path | None:
 
     Gives the file that has it; None if it came from the environment.
     """
-    if os.environ.get(ADMIN_TOKEN_VARIABLE):
+    if _configured():
         return None
     path = token_file()
     if not path.exists():
@@ -48,14 +48,27 @@ def author() -> str:
     return getpass.getuser()
 
 
-def call(method: str, url: str, path: str, body: dict[str, Any] | None = None, **params: Any) -> Any:
-    """One call of the admin API at a base URL; its answer. Ends the command with the server's message if it fails."""
+def call(
+    method: str, url: str, path: str, body: dict[str, Any] | None = None, may_conflict: bool = False, **params: Any
+) -> Any:
+    """One call of the admin API at a base URL; its answer. Ends the command with the server's message if it fails.
+
+    With `may_conflict`, None says that someone else was first.
+    """
     query = {name: value for name, value in params.items() if value is not None}
-    return ask(method, f"{url}/admin/v1/{path}", _token(), TIMEOUT_S, json=body, params=query)
+    return ask(method, f"{url}/admin/v1/{path}", _token(), TIMEOUT_S, may_conflict, json=body, params=query)
+
+
+def _configured() -> str | None:
+    """The environment's token; ends the command for one that cannot be used."""
+    try:
+        return configured_token(os.environ)
+    except ValueError as error:
+        die(str(error))
 
 
 def _token() -> str:
-    token = os.environ.get(ADMIN_TOKEN_VARIABLE)
+    token = _configured()
     if token:
         return token
     try:

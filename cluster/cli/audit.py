@@ -10,7 +10,7 @@ from rich.table import Table
 
 from cluster.cli.admin import call
 from cluster.cli.client import DEFAULT_URL, UrlOption
-from cluster.cli.common import console, moment
+from cluster.cli.common import console, moment, print_table
 
 
 def audit(
@@ -28,4 +28,4 @@ def audit(
     for entry in entries:
         what = entry["actor"], entry["action"], entry["target"], entry["outcome"], entry["detail"]
         table.add_row(str(entry["sequence"]), moment(entry["at"]), *what)
-    console.print(table)
+    print_table(table)

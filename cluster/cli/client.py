@@ -24,15 +24,24 @@ ApiKeyOption = Annotated[
 ]
 
 
-def ask(method: str, url: str, secret: str | None = None, timeout_s: float = 10.0, **options: Any) -> Any:
-    """What one call answers, None for what is not found; ends the command with the server's message if it fails.
+def ask(
+    method: str,
+    url: str,
+    secret: str | None = None,
+    timeout_s: float = 10.0,
+    may_conflict: bool = False,
+    **options: Any,
+) -> Any:
+    """What one call answers; ends the command with the server's message if it fails.
 
-    `secret` is a key or a token; `options` are httpx's.
+    `secret` is a key or a token; `options` are httpx's. With `may_conflict`, None says that someone else was first.
     """
     with calling(url):
         response = httpx.request(method, url, headers=bearer(secret), timeout=timeout_s, **options)
-        check(response)
-        return answer_of(response)
+    if may_conflict and response.status_code == httpx.codes.CONFLICT:
+        return None
+    check(response)
+    return answer_of(response)
 
 
 @contextmanager
@@ -42,6 +51,8 @@ def calling(url: str) -> Iterator[None]:
         yield
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         die(f"no Paceline answers at {url}: {error}")
+    except UnicodeEncodeError as error:  # a shell may pass bytes that are no text
+        die(f"{error.object[error.start : error.end]!a} is not Unicode text")
 
 
 def bearer(secret: str | None) -> dict[str, str]:

@@ -9,6 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from cluster.config import ClusterConfig, ConfigError, load_config
@@ -16,6 +18,8 @@ from cluster.config import ClusterConfig, ConfigError, load_config
 # What is printed has names and reasons that others chose: never as markup.
 console = Console(markup=False, highlight=False, emoji=False)
 errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+MAX_TABLE_WIDTH = 4000
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Configuration file; default: the demo.")]
 
@@ -26,6 +30,12 @@ def load(path: Path | None) -> ClusterConfig:
         return load_config(path)
     except ConfigError as error:
         die(str(error))
+
+
+def print_table(table: Table) -> None:
+    """As wide as it is: one that is squeezed into a narrow terminal, or a file, says nothing."""
+    width = Measurement.get(console, console.options.update(max_width=MAX_TABLE_WIDTH), table).maximum
+    Console(width=max(width, console.width), markup=False, highlight=False, emoji=False).print(table)
 
 
 def write(text: str) -> None:

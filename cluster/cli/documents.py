@@ -11,11 +11,12 @@ from rich.table import Table
 
 from cluster.cli.admin import ReasonOption, author, call
 from cluster.cli.client import DEFAULT_URL, UrlOption
-from cluster.cli.common import console, die, moment, write
+from cluster.cli.common import console, die, moment, print_table, write
 from cluster.control.store import MAX_TEXT_BYTES
 from cluster.control.text_diff import unified_diff
 
 FileArgument = Annotated[Path, typer.Argument(help="YAML or JSON; - reads standard input.")]
+VersionArgument = Annotated[int, typer.Argument(min=0, help="0: what holds before the first document.")]
 
 
 def add_document_commands(app: typer.Typer, kind: str) -> None:
@@ -24,7 +25,7 @@ def add_document_commands(app: typer.Typer, kind: str) -> None:
     @app.command("get")
     def get(
         url: UrlOption = DEFAULT_URL,
-        version: Annotated[int | None, typer.Option(min=1, help="Default: the one in force.")] = None,
+        version: Annotated[int | None, typer.Option(min=0, help="Default: the one in force.")] = None,
     ) -> None:
         """Print the document."""
         path = kind if version is None else f"{kind}/versions/{version}"
@@ -64,10 +65,10 @@ def add_document_commands(app: typer.Typer, kind: str) -> None:
                 console.print(line, style="bold", soft_wrap=True)
                 write(info["diff"] + "\n")
         else:
-            console.print(_history_table(versions))
+            print_table(_history_table(versions))
 
     @app.command("rollback")
-    def rollback(version: int, url: UrlOption = DEFAULT_URL, reason: ReasonOption = "") -> None:
+    def rollback(version: VersionArgument, url: UrlOption = DEFAULT_URL, reason: ReasonOption = "") -> None:
         """Put an earlier version in force again, as a new version."""
         body = {"version": version, "author": author(), "reason": reason}
         print_in_force(call("POST", url, f"{kind}/rollback", body))

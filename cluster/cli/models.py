@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from cluster.cli.common import console
+from cluster.cli.common import console, print_table
 from cluster.cli.fetching import resolve
 
 models_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
@@ -25,4 +25,4 @@ def models_list() -> None:
     table = Table("name", "state", "path")
     for item in known_models():
         table.add_row(item.name, "ready" if item.path else "not fetched", str(item.path or ""))
-    console.print(table)
+    print_table(table)

@@ -8,18 +8,15 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from cluster.cli.admin import call
 from cluster.cli.client import DEFAULT_URL, UrlOption
-from cluster.cli.common import console
+from cluster.cli.common import console, print_table
 from cluster.control.breakdown import Window
 from cluster.control.dimensions import Dimension
 from cluster.control.report import DEFAULT_BY
 
-MAX_WIDTH = 1000
 MAX_POSITIONS = 8  # shown; --json has all of them
 
 _WINDOWS = ", ".join(window.label for window in Window)
@@ -42,9 +39,9 @@ def report(
     console.print(_title(answer))
     if not answer["rows"]:
         return
-    _print_whole(_rows(answer))
+    print_table(_rows(answer))
     if answer["comparisons"]:
-        _print_whole(_comparisons(answer))
+        print_table(_comparisons(answer))
     for line in _explanations(answer):
         console.print(line, soft_wrap=True)
 
@@ -90,12 +87,6 @@ def _table(names: list[str], figures: dict[str, Figure], rows: list[dict[str, An
     for row in rows:
         table.add_row(*row["values"], *(figure(row) for figure in figures.values()))
     return table
-
-
-def _print_whole(table: Table) -> None:
-    """As wide as it is: a table that is squeezed into a narrow terminal says nothing."""
-    width = Measurement.get(console, console.options.update(max_width=MAX_WIDTH), table).maximum
-    Console(width=max(width, console.width), markup=False, emoji=False).print(table)
 
 
 def _explanations(answer: dict[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cluster.cli.admin import ReasonOption, author, call
 from cluster.cli.client import DEFAULT_URL, UrlOption
-from cluster.cli.common import console, die, moment
+from cluster.cli.common import console, die, moment, print_table
 from cluster.cli.documents import read_text
 from cluster.control.document import DocumentError
 from cluster.control.rollout import FINISHED, RolloutCommand
@@ -59,7 +59,7 @@ def list_all(url: UrlOption = DEFAULT_URL, limit: Annotated[int, typer.Option(mi
         percent = f"{item['percent']:g}" + " …" * item["is_pending"]
         started = moment(item["started_at"])
         table.add_row(item["rollout_id"], item["rule"], item["phase"], percent, started, item["author"], item["why"])
-    console.print(table)
+    print_table(table)
 
 
 @rollout_app.command("status")
@@ -109,7 +109,7 @@ def _described(rule: str | None, percents: str, analyse: dict[str, Any], limits:
     for percent in map(_number, percents.split(",")):
         steps.append({"set_percent": percent})
         if 0 < percent < 100:
-            steps.append({"analyse": analyse})
+            steps.append({"analyse": dict(analyse)})  # one of its own: YAML would write the same one as an alias
     conditions = [_condition(limit, min_samples) for limit in limits]
     values = {"schema": SCHEMA, "target": {"rule": rule}, "steps": steps, "conditions": conditions}
     try:
@@ -168,7 +168,7 @@ def _print_results(item: dict[str, Any]) -> None:
     for result in item["results"]:
         counts = str(result["num_canary"]), str(result["num_control"])
         table.add_row(result["metric"], result["verdict"], *counts, result["reason"])
-    console.print(table)
+    print_table(table)
 
 
 def _print_event(event: dict[str, Any]) -> None:

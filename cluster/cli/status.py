@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from cluster.cli.client import DEFAULT_URL, UrlOption, ask
-from cluster.cli.common import console
+from cluster.cli.common import console, print_table
 
 
 def status(url: UrlOption = DEFAULT_URL, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
@@ -18,10 +18,10 @@ def status(url: UrlOption = DEFAULT_URL, as_json: Annotated[bool, typer.Option("
     if as_json:
         console.print_json(json.dumps(report))
         return
-    table = Table("model", "pool", "replica", "running", "waiting", "KV used", "KV peak", "state")
+    table = Table("model", "pool", "version", "replica", "running", "waiting", "KV used", "KV peak", "state")
     for replica in report["replicas"]:
         table.add_row(*_replica_row(replica))
-    console.print(table)
+    print_table(table)
     for item in report["models"]:
         console.print(
             f"{item['model']}: {item['num_requests']} requests in flight, "
@@ -30,15 +30,14 @@ def status(url: UrlOption = DEFAULT_URL, as_json: Annotated[bool, typer.Option("
 
 
 def _replica_row(replica: dict[str, Any]) -> list[str]:
+    name = [replica["model"], replica["pool"], replica["version"] or "", replica["replica_id"][:12]]
     load = replica["load"]
     if load is None:
-        return [replica["model"], replica["pool"], replica["replica_id"][:12], "", "", "", "", "connecting"]
+        return [*name, "", "", "", "", "connecting"]
     total = load["num_total_blocks"]
     used = total - load["num_free_blocks"]
     return [
-        replica["model"],
-        replica["pool"],
-        replica["replica_id"][:12],
+        *name,
         str(load["num_running"]),
         str(load["num_waiting"]),
         f"{used}/{total} ({used / total:.0%})",

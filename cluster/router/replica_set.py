@@ -53,6 +53,7 @@ class ReplicaStatus:
     address: str
     model: str
     pool: Pool
+    version: str | None  # of its model
     num_requests: int
     load: PoolLoad | None
 
@@ -97,8 +98,10 @@ class Replica(Generic[CommandT, EventT]):
 
     def status(self) -> ReplicaStatus:
         """A snapshot."""
-        info = self.info
-        return ReplicaStatus(info.replica_id, info.address, info.model, info.pool, self.num_requests, self.stream.load)
+        info, load = self.info, self.stream.load
+        return ReplicaStatus(
+            info.replica_id, info.address, info.model, info.pool, info.version, self.num_requests, load
+        )
 
     def _lose_all(self, reason: StreamClosed) -> None:
         if self._on_lost:

@@ -10,19 +10,22 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from cluster.control.report import Report
 from cluster.control.report_query import parse_query
-from cluster.control.store import MAX_PAGE, AuditEntry, Change, Kind, Restore, Snapshot, VersionInfo
+from cluster.control.store import AuditEntry, Change, Kind, Restore, Snapshot, VersionInfo
 from cluster.control.switch import SpeculationSwitch
 from cluster.messages.answer import ErrorKind, RequestError
-from cluster.transport.admin_token import AUTHORIZATION, AdminToken
+from cluster.transport.admin_door import AdminDoor
+from cluster.transport.admin_fields import AdminBody, Before, Page, Text, Version
+from cluster.transport.admin_token import AdminToken
 from cluster.transport.control_backend import ControlBackend, ControlStatus
-from cluster.transport.openai_errors import error_response, on_request_error
+from cluster.transport.openai_errors import add_error_handlers, error_response
 from cluster.transport.rollout_api import rollout_routes
 
 PREFIX = "/admin/v1"
+_DESCRIPTION = "/openapi.json"
 
 _BEARER = HTTPBearer(auto_error=False, description="The admin token")
 
@@ -34,43 +37,37 @@ class DocumentAnswer(BaseModel):
     text: str
 
 
-class ApplyBody(BaseModel):
+class ApplyBody(AdminBody):
     """A document to put in force."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    text: Annotated[str, Field(description="YAML or JSON")]
-    author: str
-    reason: str = ""
+    text: Annotated[Text, Field(description="YAML or JSON")]
+    author: Text
+    reason: Text = ""
     expected_version: Annotated[
-        int | None, Field(ge=0, description="The version it was made from (0: there is none); absent: whatever stands")
+        Version | None, Field(description="The version it was made from (0: there is none); absent: whatever stands")
     ] = None
 
 
-class RollBackBody(BaseModel):
+class RollBackBody(AdminBody):
     """A version to bring back."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    version: Annotated[int, Field(ge=1)]
-    author: str
-    reason: str = ""
+    version: Version
+    author: Text
+    reason: Text = ""
 
 
-class SwitchBody(BaseModel):
+class SwitchBody(AdminBody):
     """Speculation on or off for those that all of the given names hold for; none given: for everyone."""
 
-    model_config = ConfigDict(extra="forbid")
-
     enabled: bool
-    model: str | None = None
-    tenant: str | None = None
-    draft_version: str | None = None
+    model: Text | None = None
+    tenant: Text | None = None
+    draft_version: Text | None = None
     percent: Annotated[
         float | None, Field(ge=0, le=100, description="With enabled: on for this share of them, off for the rest")
     ] = None
-    author: str
-    reason: str = ""
+    author: Text
+    reason: Text = ""
 
     def switch(self) -> SpeculationSwitch:
         return SpeculationSwitch(self.enabled, self.model, self.tenant, self.draft_version, self.percent)
@@ -79,16 +76,14 @@ class SwitchBody(BaseModel):
 def create_admin_app(backend: Callable[[], ControlBackend], token: AdminToken) -> FastAPI:
     """The application, to be mounted at PREFIX. `backend` is called for each request, and may raise RequestError."""
 
-    def authorised(
-        request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
-    ) -> ControlBackend:
-        token.check(request.headers.get(AUTHORIZATION))
-        return backend()
+    def authorised(_: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> ControlBackend:
+        return backend()  # AdminDoor has checked the token
 
-    app = FastAPI(title="Paceline administration", version="1", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Paceline administration", version="1", openapi_url=_DESCRIPTION, docs_url=None, redoc_url=None)
     app.include_router(rollout_routes(Depends(authorised)))  # first: /{kind} would take their paths
     app.include_router(_routes(Depends(authorised)))
-    app.add_exception_handler(RequestError, on_request_error)
+    app.add_middleware(AdminDoor, token=token, open_path=_DESCRIPTION)
+    add_error_handlers(app)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     return app
 
@@ -117,8 +112,8 @@ def _routes(authorised: Any) -> APIRouter:
 
     @routes.get("/audit")
     async def list_audit(
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
-        before: Annotated[int | None, Query(ge=1)] = None,
+        limit: Page = 20,
+        before: Before = None,
         control: ControlBackend = authorised,
     ) -> list[AuditEntry]:
         """Who changed what, when and why; newest first. `before` continues an earlier page."""
@@ -138,15 +133,15 @@ def _routes(authorised: Any) -> APIRouter:
     @routes.get("/{kind}/versions")
     async def list_versions(
         kind: Kind,
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
-        before: Annotated[int | None, Query(ge=1)] = None,
+        limit: Page = 20,
+        before: Before = None,
         control: ControlBackend = authorised,
     ) -> list[VersionInfo]:
         """Newest first, with author, time, reason and difference."""
         return list(await control.history(kind, limit, before))
 
     @routes.get("/{kind}/versions/{version}")
-    async def get_version(kind: Kind, version: int, control: ControlBackend = authorised) -> DocumentAnswer:
+    async def get_version(kind: Kind, version: Version, control: ControlBackend = authorised) -> DocumentAnswer:
         """One version."""
         return _answer(await control.get(kind, version))
 
@@ -165,5 +160,6 @@ def _answer(snapshot: Snapshot) -> DocumentAnswer:
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
+    where, *path = first["loc"]
+    field = str(where) if first["type"] == "json_invalid" else ".".join(map(str, path)) or str(where)
     return error_response(RequestError(ErrorKind.INVALID, f"{field}: {first['msg']}", field))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from typing import Final
 
 from cluster.messages.answer import ErrorKind, RequestError
@@ -18,6 +19,17 @@ def bearer(authorization: str | None) -> str | None:
     if authorization is None or not authorization.lower().startswith(_SCHEME):
         return None
     return authorization[len(_SCHEME) :].strip()
+
+
+def configured_token(environment: Mapping[str, str]) -> str | None:
+    """The admin token of an environment, without the line end that a secret from a file may have.
+
+    Raises ValueError for one that no header can carry.
+    """
+    token = environment.get(ADMIN_TOKEN_VARIABLE, "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError(f"{ADMIN_TOKEN_VARIABLE} should have printable ASCII characters only")
+    return token or None
 
 
 class AdminToken:

@@ -11,16 +11,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from openai.types import Model
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
-from cluster.messages.answer import ErrorKind, RequestError
 from cluster.messages.request import GenerateRequest
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.caller import Caller
 from cluster.transport.connection import WhileConnected, read_body
 from cluster.transport.grammar_checks import GrammarChecks
 from cluster.transport.openai_answer import Generation
-from cluster.transport.openai_errors import error_response, http_error_response, on_request_error
+from cluster.transport.openai_errors import add_error_handlers
 from cluster.transport.openai_objects import (
     Answer,
     ChatAnswer,
@@ -56,10 +54,7 @@ def create_app(backend: Callable[[], InferenceBackend], options: ApiOptions | No
     app.add_api_route("/ready", api.ready, methods=["GET"], response_model=None)
     app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
     app.add_api_route("/sd/prometheus", api.service_discovery, methods=["GET"], response_model=None)
-    app.add_exception_handler(RequestError, on_request_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(Exception, _on_unexpected_error)
+    add_error_handlers(app)
     return app
 
 
@@ -156,20 +151,3 @@ def _respond(
     """Nothing is generated before the response is called, so that a client that has gone costs nothing."""
     generation = Generation(answer, backend, tuple(submitted), fields.num_choices, fields.include_usage)
     return WhileConnected(generation.send_stream if fields.stream else generation.send_whole)
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return http_error_response(error.status_code, str(error.detail))
-
-
-async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it; access logs show why the request ended
-
-
-async def _on_unexpected_error(request: Request, error: Exception) -> Response:
-    """The server logs the exception itself after this answer."""
-    return error_response(RequestError(ErrorKind.INTERNAL, "Internal error"))

@@ -1,12 +1,14 @@
-"""Errors as the `openai` client expects them: a status, headers, and an error object."""
+"""Errors of an HTTP application, as the `openai` client expects them: a status, headers, and an error object."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from cluster.messages.answer import ErrorKind, RequestError
 from cluster.transport.validation import InvalidRequest
@@ -24,7 +26,7 @@ _ANSWERS = {
     ErrorKind.CONTEXT_LENGTH: _Answer(400, "invalid_request_error", "context_length_exceeded"),
     ErrorKind.UNAUTHENTICATED: _Answer(401, "authentication_error", "invalid_api_key"),
     ErrorKind.FORBIDDEN: _Answer(403, "permission_error", "forbidden"),
-    ErrorKind.NOT_FOUND: _Answer(404, "invalid_request_error", "model_not_found"),
+    ErrorKind.NOT_FOUND: _Answer(404, "invalid_request_error", "not_found"),
     ErrorKind.CONFLICT: _Answer(409, "conflict_error", "conflict"),
     ErrorKind.OVERLOADED: _Answer(429, "rate_limit_error", "rate_limit_exceeded"),
     ErrorKind.UNAVAILABLE: _Answer(503, "server_error", "unavailable"),
@@ -37,19 +39,47 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_la
 
 def error_body(error: RequestError) -> dict[str, object]:
     """The body of an error answer, or of an error event in a stream that has begun."""
-    answer = _ANSWERS[error.kind]
-    code = error.code.value if isinstance(error, InvalidRequest) else answer.code
-    return {"error": {"message": error.message, "type": answer.type, "param": error.param, "code": code}}
+    error_type = _ANSWERS[error.kind].type
+    return {"error": {"message": error.message, "type": error_type, "param": error.param, "code": _code(error)}}
+
+
+def _code(error: RequestError) -> str:
+    if isinstance(error, InvalidRequest):
+        return error.code.value
+    if error.kind is ErrorKind.NOT_FOUND and error.param == "model":
+        return "model_not_found"
+    return _ANSWERS[error.kind].code
 
 
 def error_response(error: RequestError) -> Response:
     return JSONResponse(error_body(error), _ANSWERS[error.kind].status, _headers(error))
 
 
-async def on_request_error(_: Request, error: Exception) -> Response:
-    """An application's handler of RequestError."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Give every error of an application this form."""
+    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_unexpected_error)
+
+
+async def _on_request_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return error_response(error)
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return http_error_response(error.status_code, str(error.detail))
+
+
+async def _on_disconnect(_: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it; access logs show why the request ended
+
+
+async def _on_unexpected_error(_: Request, error: Exception) -> Response:
+    """The server logs the exception itself after this answer."""
+    return error_response(RequestError(ErrorKind.INTERNAL, "Internal error"))
 
 
 def _headers(error: RequestError) -> dict[str, str]:

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter
+from pydantic import Field
 
 from cluster.control.rollout import RolloutCommand
 from cluster.control.rollout_entry import RolloutView
-from cluster.control.store import MAX_PAGE
+from cluster.transport.admin_fields import AdminBody, Page, Text
 from cluster.transport.control_backend import ControlBackend
 
 
-class StartBody(BaseModel):
+class StartBody(AdminBody):
     """A rollout to begin."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    text: Annotated[str, Field(description="YAML or JSON")]
-    author: str
-    reason: str = ""
+    text: Annotated[Text, Field(description="YAML or JSON")]
+    author: Text
+    reason: Text = ""
 
 
-class CommandBody(BaseModel):
+class CommandBody(AdminBody):
     """Who does something to a rollout by hand, and why."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    author: str
-    reason: str = ""
+    author: Text
+    reason: Text = ""
 
 
 def rollout_routes(authorised: Any) -> APIRouter:
@@ -42,9 +38,7 @@ def rollout_routes(authorised: Any) -> APIRouter:
         return await control.rollouts.start(body.text, body.author, body.reason)
 
     @routes.get("/rollouts")
-    async def list_rollouts(
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20, control: ControlBackend = authorised
-    ) -> list[RolloutView]:
+    async def list_rollouts(limit: Page = 20, control: ControlBackend = authorised) -> list[RolloutView]:
         """Those started last, newest first."""
         return list(await control.rollouts.list(limit))
 

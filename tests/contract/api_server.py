@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import httpx2
 import uvicorn
+from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from cluster.transport.backend import InferenceBackend
 from cluster.transport.openai_api import create_app
 
 
+def serving(backend: InferenceBackend) -> AbstractAsyncContextManager[str]:
+    """The base address of a server of the public API that runs inside the block."""
+    return serving_app(create_app(lambda: backend))
+
+
 @asynccontextmanager
-async def serving(backend: InferenceBackend) -> AsyncIterator[str]:
+async def serving_app(app: FastAPI) -> AsyncIterator[str]:
     """The base address of a server that runs inside the block."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # connections queue from here on, so nobody has to wait for the server to be up
-        config = uvicorn.Config(create_app(lambda: backend), lifespan="off", ws="none", log_level="error")
+        config = uvicorn.Config(app, lifespan="off", ws="none", log_level="error")
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

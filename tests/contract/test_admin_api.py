@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from cluster.transport.admin_api import create_admin_app
-from cluster.transport.admin_token import AdminToken
+from cluster.transport.admin_token import AdminToken, configured_token
 from cluster.transport.control_client import ControlClient
 from tests.control_server import TOKEN, control_server
 
@@ -158,6 +158,14 @@ async def test_a_bad_rollout_is_refused_by_field(
     assert answer.status_code == status
     assert word in answer.json()["error"]["message"]
     assert (await admin.get("/rollouts")).json() == []
+
+
+def test_the_token_of_an_environment_may_have_a_line_end_and_must_fit_into_a_header() -> None:
+    assert configured_token({"PACELINE_ADMIN_TOKEN": "secret\n"}) == "secret"
+    assert configured_token({"PACELINE_ADMIN_TOKEN": " \n"}) is None is configured_token({})
+    for token in ("a\nb", "schlüssel", "a\x7f"):
+        with pytest.raises(ValueError, match="PACELINE_ADMIN_TOKEN should have printable ASCII"):
+            configured_token({"PACELINE_ADMIN_TOKEN": token})
 
 
 @pytest.mark.parametrize("authorization", [None, "Bearer wrong", f"Basic {TOKEN}", TOKEN])

@@ -122,6 +122,51 @@ def test_what_others_wrote_is_printed_as_they_wrote_it(server: Server) -> None:
     assert "no [/such] version" in run(server, "policy", "rollback", "3").stderr
 
 
+def test_a_table_is_printed_whole_into_a_file(server: Server) -> None:
+    server.says("/admin/v1/audit?limit=20", [ENTRY | {"detail": "why " * 200, "actor": "a" * 100}])
+    output = run(server, "audit").output
+    assert "why " * 200 in output
+    assert "a" * 100 in output
+    assert "policy.apply" in output
+
+
+def test_status_tells_the_versions_of_replicas_apart(server: Server) -> None:
+    load = {"num_total_blocks": 8, "num_free_blocks": 6, "num_running": 1, "num_waiting": 0, "peak_used_blocks": 4,
+            "draining": False}  # fmt: skip
+    new = {"model": "m", "pool": "draft", "version": "v2", "replica_id": "r2", "load": load}
+    old = {"model": "m", "pool": "target", "version": None, "replica_id": "r1", "load": None}
+    server.says("/status", {"replicas": [old, new], "models": []})
+    rows = [line.replace("│", " ").split() for line in run(server, "status").output.splitlines()]
+    assert ["m", "draft", "v2", "r2", "1", "0", "2/8", "(25%)", "50%", "ready"] in rows
+    assert ["m", "target", "r1", "connecting"] in rows
+
+
+def test_bytes_that_are_no_text_are_refused(server: Server) -> None:
+    result = run(server, "speculation", "off", "--tenant", "a\udcff")
+    assert (result.exit_code, "not Unicode text" in result.stderr, server.asked) == (1, True, [])
+
+
+def test_a_token_that_no_header_can_carry_is_refused_before_anything_is_asked(server: Server) -> None:
+    for token in ("schlüssel", "a\nb"):
+        result = run(server, "audit", env={"PACELINE_ADMIN_TOKEN": token})
+        assert (result.exit_code, "printable ASCII" in result.stderr, server.asked) == (1, True, [])
+    server.says("/admin/v1/audit?limit=20", [])
+    assert run(server, "audit", env={"PACELINE_ADMIN_TOKEN": "token\n"}).exit_code == 0
+    assert server.asked == [("/admin/v1/audit?limit=20", "Bearer token")]
+
+
+@pytest.mark.parametrize("version", ["-1", "x", "1.5"])
+def test_a_version_that_is_none_is_refused_before_anything_is_asked(server: Server, version: str) -> None:
+    for arguments in (["rollback", "--", version], ["get", f"--version={version}"]):
+        assert CliRunner().invoke(app, ["policy", arguments[0], "--url", server.url, *arguments[1:]]).exit_code == 2
+    assert server.asked == []
+
+
+def test_the_state_before_the_first_document_can_be_read(server: Server) -> None:
+    server.says("/admin/v1/policy/versions/0", {"info": INFO, "text": "schema: paceline.policy/v1\n"})
+    assert run(server, "policy", "get", "--version", "0").output == "schema: paceline.policy/v1\n"
+
+
 def test_the_audit_log_is_read_page_by_page_with_the_admin_token(server: Server) -> None:
     server.says("/admin/v1/audit?limit=2&before=9", [ENTRY])
     result = run(server, "audit", "--limit", "2", "--before", "9", "--json")

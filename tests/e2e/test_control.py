@@ -101,7 +101,7 @@ async def test_with_the_first_key_every_request_needs_one_and_quotas_hold(
             [await ask(mine) for _ in range(4)]
         assert int(failure.value.response.headers["retry-after"]) <= 60
     finally:
-        cluster.command("keys", "revoke", "phone")
+        cluster.command("keys", "revoke", "phone", "--last")
     wait_until(lambda: every_router_runs_what_is_in_force(cluster), 30, "the key's end")
     await ask(client)
 

@@ -85,6 +85,14 @@ def test_check_accepts_a_good_document(document: Path) -> None:
     assert "2 rules, digest " in result.output
 
 
+def test_check_refuses_what_would_leave_no_room_for_a_switch(tmp_path: Path) -> None:
+    path = tmp_path / "full.yaml"
+    rules = "".join(f"- {{id: r{n}, action: deny}}\n" for n in range(985))
+    path.write_text("schema: paceline.policy/v1\nrules:\n" + rules)
+    result = run("check", path)
+    assert (result.exit_code, "985 rules leave no room" in result.output) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

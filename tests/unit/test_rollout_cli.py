@@ -71,6 +71,14 @@ def test_flags_are_made_into_a_document(monkeypatch: pytest.MonkeyPatch) -> None
     assert parse_rollout(body["text"]) == parse_rollout(expected)
 
 
+def test_the_document_of_the_default_flags_is_read_as_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(monkeypatch, item())
+    assert run("start", "--rule", "fast").exit_code == 0
+    spec = parse_rollout(api.calls[0][2]["text"])
+    assert [step.set_percent for step in spec.steps if step.set_percent is not None] == [5, 25, 50, 100]
+    assert sum(step.analyse is not None for step in spec.steps) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

@@ -560,6 +560,13 @@ async def test_status_describes_pools_and_acceptance() -> None:
         assert model["acceptance_length"] == pytest.approx(31 / model["num_steps"])
 
 
+async def test_status_tells_the_versions_of_replicas_apart() -> None:
+    async with toy_cluster(1, prepare=lambda cluster: [cluster.add_draft(version=v) for v in ("v1", "v2")]) as cluster:
+        await cluster.until(lambda: len(cluster.router.status().replicas) == 3)
+        versions = {replica.replica_id: replica.version for replica in cluster.router.status().replicas}
+        assert versions == {"draft-1": "v1", "draft-2": "v2", "target-3": None}
+
+
 async def test_a_failing_discovery_changes_nothing() -> None:
     async with toy_cluster(1) as cluster:
 

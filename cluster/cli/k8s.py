@@ -51,7 +51,7 @@ def validate(
         _print(result)
     problems = sum(len(result.problems) for result in results)
     absent = sum(result.absent is not None for result in results)
-    console.print(f"{len(results)} checks, {problems} problems, {absent} not run for want of a tool", highlight=False)
+    console.print(f"{len(results)} checks, {problems} problems, {absent} not run for want of a tool")
     if problems:
         raise typer.Exit(1)
 

@@ -61,14 +61,18 @@ class StepPlan:
         ordered = list(sequences)
         if not ordered:
             return
-        first = ordered.pop(0)
-        overtaking = sorted(
-            (other for other in ordered if _may_overtake(other, first)), key=lambda other: other.num_uncomputed_tokens
-        )
+        first, *others = ordered
+        overtaking: list[Sequence] = []
+        later: list[Sequence] = []
+        for other in others:
+            (overtaking if _may_overtake(other, first) else later).append(other)
+        overtaking.sort(key=lambda other: other.num_uncomputed_tokens)
         num_wanted = sum(other.num_uncomputed_tokens for other in overtaking)
         num_rows = max(self.num_rows_left - num_wanted, -(-self.num_rows_left // 2))
         self._add_prefill(first, allowance, num_rows, share=0.5 if overtaking else 1.0)
-        for sequence in overtaking + [other for other in ordered if not _may_overtake(other, first)]:
+        for sequence in (*overtaking, *later):
+            if not self.num_rows_left:
+                return
             self._add_prefill(sequence, allowance, self.num_rows_left)
 
     def _add_prefill(self, sequence: Sequence, allowance: PromptAllowance, num_rows: int, share: float = 1.0) -> None:

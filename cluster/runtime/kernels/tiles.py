@@ -50,7 +50,6 @@ from cluster.runtime.kernels.simd import (
 
 DOT_ROWS = 8  # most rows of a dot tile: 8 x 2 accumulators + 2 weights + 1 activation of 32 registers
 DOT_COLUMNS = 4
-_COLUMNS_AT_ONCE = 2  # the fewer streams of weights, the better memory follows them; one leaves more loads than sums
 SUM_ROWS = 4
 SUM_VECTORS = 4
 
@@ -60,12 +59,15 @@ def _const(value: int) -> ir.Constant:
 
 
 class _DotTile:
-    """Writes the code of one dot tile of a fixed number of rows."""
+    """Writes the code of one dot tile of a fixed number of rows: its columns go in two pairs.
+
+    The fewer streams of weights at once, the better memory follows them; one leaves more loads than sums.
+    """
 
     def __init__(self, builder: ir.IRBuilder, num_rows: int, stored: Format) -> None:
         self._builder = builder
         self._stored = stored
-        self._sums = [[stack_slot(builder, V16F32) for _ in range(_COLUMNS_AT_ONCE)] for _ in range(num_rows)]
+        self._sums = [[stack_slot(builder, V16F32) for _ in range(2)] for _ in range(num_rows)]
 
     def emit(
         self, x: ir.Value, x_stride: ir.Value, columns: Sequence[ir.Value], depth: ir.Value, ahead: ir.Value
@@ -74,9 +76,8 @@ class _DotTile:
         builder = self._builder
         rows = [builder.add(x, builder.mul(x_stride, _const(row))) for row in range(len(self._sums))]
         halves = [stack_slot(builder, ir.ArrayType(V16F32, 2)) for _ in rows]
-        with cgutils.for_range(
-            builder, _const(2)
-        ) as loop:  # a loop, since code for each pair takes twice as long to compile
+        # A loop, since code for each pair takes twice as long to compile.
+        with cgutils.for_range(builder, _const(2)) as loop:
             is_first = builder.icmp_signed("==", loop.index, _const(0))
             pair = [builder.select(is_first, *choices) for choices in zip(columns[:2], columns[2:], strict=True)]
             for half, place in zip(self._pair(rows, pair, depth, ahead), halves, strict=True):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cluster.runtime.cpu_kernels import PackedLinear, default_torch_above_rows, gated_silu, linear, rms_norm
+from cluster.runtime.kernels.simd import MULTIPLIES_PAIRS
 from cluster.runtime.threads import kernel_team, set_num_threads
 
 pytestmark = pytest.mark.integration
@@ -44,6 +45,11 @@ def rows_of(num_rows: int, features: int) -> Tensor:
     return torch.randn((num_rows, features), generator=torch.Generator().manual_seed(2))
 
 
+def as_multiplied(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Activations with the precision that they are multiplied with, in float64."""
+    return (x.bfloat16() if MULTIPLIES_PAIRS and dtype == torch.bfloat16 else x).double()
+
+
 def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=2e-6, atol=2e-5)
 
@@ -56,7 +62,7 @@ def test_product_bias_and_residual_agree_with_float64(
 ) -> None:
     bias, residual = rows_of(1, shape[0])[0], rows_of(num_rows, shape[0])
     x, (packed, weight) = rows_of(num_rows, shape[1]), packed_of(shape, dtype)
-    product = x.double() @ weight.T
+    product = as_multiplied(x, dtype) @ weight.T
     assert_close(linear(x, packed), product)
     assert_close(linear(x, packed_of(shape, dtype, bias)[0], residual), product + bias + residual)
 

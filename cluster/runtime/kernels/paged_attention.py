@@ -121,7 +121,7 @@ def _scores(a: Record, keys: int, tile: _Tile) -> None:
         for first in range(row, num_rows, DOT_ROWS):
             rows = min(DOT_ROWS, num_rows - first)
             x, out = address_of(query) + first * stride, address_of(tile.scores) + (first * SPAN + key) * 4
-            dot_tile(a.stored, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 0)
+            dot_tile(a.stored, False, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 4, 0)
 
 
 @native

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
@@ -23,6 +24,24 @@ LANES = 16
 
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 V16F32, V16I32, V16I16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite does not know; only loaded, and multiplied in pairs."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+MULTIPLIES_PAIRS = bool(get_host_cpu_features().get("avx512bf16"))  # whether the processor has the instruction
+PAIRS = 2 * LANES  # bfloat16 numbers in a vector of sixteen pairs
+V32BF16, V32I16 = ir.VectorType(_BFloat(), PAIRS), ir.VectorType(I16, PAIRS)
 
 
 class _Float32x16(types.Type):  # type: ignore[misc]
@@ -89,12 +108,12 @@ def stack_slot(builder: ir.IRBuilder, held: ir.Type) -> ir.Value:
 
 
 def load_lanes(builder: ir.IRBuilder, address: ir.Value, count: ir.Value, vector: ir.Type) -> ir.Value:
-    """The first `count` <= 16 elements, zeros after them; touches no memory past them."""
+    """The first elements of a vector, at most all, zeros after them; touches no memory past them."""
     element = vector.element
     buffer = stack_slot(builder, vector)
-    with builder.if_else(builder.icmp_signed("<", count, ir.Constant(I64, LANES))) as (some, all_lanes):
+    with builder.if_else(builder.icmp_signed("<", count, ir.Constant(I64, vector.count))) as (some, all_lanes):
         with some:
-            builder.store(ir.Constant(vector, [ir.Constant(element, 0)] * LANES), buffer)
+            builder.store(ir.Constant(vector, [ir.Constant(element, 0)] * vector.count), buffer)
             source, target = pointer(builder, address, element), builder.bitcast(buffer, element.as_pointer())
             with cgutils.for_range(builder, count) as loop:
                 value = builder.load(builder.gep(source, [loop.index], source_etype=element))
@@ -133,6 +152,24 @@ def emit_store(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> Non
 def emit_fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     """a * b + c, rounded once."""
     return call_llvm(builder, "llvm.fma.v16f32", V16F32, a, b, c)
+
+
+def emit_pairs(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Sixteen pairs of bfloat16."""
+    return builder.load(pointer(builder, address, V32BF16), align=2)
+
+
+def emit_pairs_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
+    """`count` < 32 bfloat16 as pairs, zeros after them."""
+    return builder.bitcast(load_lanes(builder, address, count, V32I16), V32BF16)
+
+
+def emit_add_products(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """c + the products of sixteen pairs: c[i] + a[2i + 1] * b[2i + 1] + a[2i] * b[2i], by the processor's instruction.
+
+    Each product is added fused, with subnormal numbers taken for zero.
+    """
+    return call_llvm(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V16F32, c, a, b)
 
 
 def shuffle(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: Sequence[int]) -> ir.Value:

@@ -1,10 +1,11 @@
 """The inner loops of matrix products and attention, each a block of accumulators that never leaves the registers.
 
-    dot tile          out[row, 0..3] = sum_k x[row, k] * w_j[k]       up to 8 rows x 4 vectors w_0 .. w_3
+    dot tile          out[row, 0..3] = sum_k x[row, k] * w_j[k]       up to 6 rows x 4 vectors w_0 .. w_3
     accumulate tile   out[row, 0..63] += sum_j p[row, j] * v_j[0..63]  up to 4 rows x 64 columns
 
 Order of additions in a dot product, the same for every tile shape: lane i adds x[k] * w[k] for k = i, i + 16, ... in
-turn, fused; then the lanes are added by the tree of simd.fold_quarters. In an accumulate tile each column adds its
+turn, fused; then the lanes are added by the tree of simd.fold_quarters. Paired, lane i adds the products of 2i + 1 and
+2i, then those of 32 further on, and so on. In an accumulate tile each column adds its
 products in the order of j, fused, on top of what `out` holds. So a row's result does not depend on the tile it was in.
 """
 
@@ -31,13 +32,19 @@ from cluster.runtime.kernels.formats import (
 )
 from cluster.runtime.kernels.simd import (
     F32,
+    I32,
     I64,
     LANES,
+    MULTIPLIES_PAIRS,
+    PAIRS,
     V16F32,
+    emit_add_products,
     emit_broadcast,
     emit_fma,
     emit_load,
     emit_load_part,
+    emit_pairs,
+    emit_pairs_part,
     emit_prefetch,
     emit_store,
     emit_store_part,
@@ -48,7 +55,7 @@ from cluster.runtime.kernels.simd import (
     stack_slot,
 )
 
-DOT_ROWS = 8  # most rows of a dot tile: 8 x 2 accumulators + 2 weights + 1 activation of 32 registers
+DOT_ROWS = 6  # most rows of a dot tile: 6 x 4 accumulators + 4 weights + 1 activation of 32 registers
 DOT_COLUMNS = 4
 SUM_ROWS = 4
 SUM_VECTORS = 4
@@ -58,16 +65,38 @@ def _const(value: int) -> ir.Constant:
     return ir.Constant(I64, value)
 
 
+@dataclass(frozen=True, slots=True)
+class _Factors:
+    """How a dot tile takes up activations and weights, `count` of each at a time, and multiplies them."""
+
+    count: int
+    activations: Format
+    load: Callable[[ir.IRBuilder, Format, ir.Value, ir.Value | None], ir.Value]
+    add_product: Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]  # of activation, weight, sum
+
+
+def _load_widened(builder: ir.IRBuilder, stored: Format, address: ir.Value, count: ir.Value | None) -> ir.Value:
+    if count is None:
+        return emit_load_as(builder, stored, address)
+    return emit_load_part_as(builder, stored, address, count)
+
+
+def _load_pairs(builder: ir.IRBuilder, _: Format, address: ir.Value, count: ir.Value | None) -> ir.Value:
+    return emit_pairs(builder, address) if count is None else emit_pairs_part(builder, address, count)
+
+
+_WIDENED = _Factors(LANES, Format.FLOAT32, _load_widened, emit_fma)
+_PAIRED = _Factors(PAIRS, Format.BFLOAT16, _load_pairs, emit_add_products)
+
+
 class _DotTile:
-    """Writes the code of one dot tile of a fixed number of rows: its columns go in two pairs.
+    """Writes the code of one dot tile of a fixed number of rows: all columns at once, or one pair after the other."""
 
-    The fewer streams of weights at once, the better memory follows them; one leaves more loads than sums.
-    """
-
-    def __init__(self, builder: ir.IRBuilder, num_rows: int, stored: Format) -> None:
+    def __init__(self, builder: ir.IRBuilder, num_rows: int, stored: Format, factors: _Factors) -> None:
         self._builder = builder
         self._stored = stored
-        self._sums = [[stack_slot(builder, V16F32) for _ in range(2)] for _ in range(num_rows)]
+        self._factors = factors
+        self._sums = [[stack_slot(builder, V16F32) for _ in range(DOT_COLUMNS)] for _ in range(num_rows)]
 
     def emit(
         self, x: ir.Value, x_stride: ir.Value, columns: Sequence[ir.Value], depth: ir.Value, ahead: ir.Value
@@ -75,25 +104,22 @@ class _DotTile:
         """x: address of row 0; x_stride: bytes between rows; columns: addresses of w_j; returns one <4> per row."""
         builder = self._builder
         rows = [builder.add(x, builder.mul(x_stride, _const(row))) for row in range(len(self._sums))]
-        halves = [stack_slot(builder, ir.ArrayType(V16F32, 2)) for _ in rows]
-        # A loop, since code for each pair takes twice as long to compile.
-        with cgutils.for_range(builder, _const(2)) as loop:
-            is_first = builder.icmp_signed("==", loop.index, _const(0))
-            pair = [builder.select(is_first, *choices) for choices in zip(columns[:2], columns[2:], strict=True)]
-            for half, place in zip(self._pair(rows, pair, depth, ahead), halves, strict=True):
-                builder.store(half, builder.gep(place, [_const(0), loop.index]))
-        both = [[builder.load(builder.gep(place, [_const(0), _const(pair)])) for pair in (0, 1)] for place in halves]
-        return [fold_quarters(builder, first, second) for first, second in both]
+        self._multiply(rows, columns, depth, ahead)
+        return [fold_quarters(builder, self._folded(row, 0), self._folded(row, 2)) for row in range(len(rows))]
 
-    def _pair(
-        self, rows: list[ir.Value], columns: Sequence[ir.Value], depth: ir.Value, ahead: ir.Value
-    ) -> list[ir.Value]:
-        """Per row the sums of two columns, folded once into one vector."""
+    def _folded(self, row: int, column: int) -> ir.Value:
+        """The sums of two columns next to each other, folded once into one vector."""
+        first, second = self._sums[row][column : column + 2]
+        return fold(self._builder, self._builder.load(first), self._builder.load(second), LANES)
+
+    def _multiply(self, rows: list[ir.Value], columns: Sequence[ir.Value], depth: ir.Value, ahead: ir.Value) -> None:
+        """Leave the products of every row and column in _sums, lane by lane."""
         builder = self._builder
         for place in (place for row in self._sums for place in row):
             builder.store(splat(0.0), place)
-        whole = builder.and_(depth, _const(-LANES))
-        with cgutils.for_range_slice(builder, _const(0), whole, _const(LANES), I64) as (k, _):
+        step = self._factors.count
+        whole = builder.and_(depth, _const(-step))
+        with cgutils.for_range_slice(builder, _const(0), whole, _const(step), I64) as (k, _):
             offset = builder.add(ahead, builder.mul(k, _const(self._stored.num_bytes)))
             for column in columns:
                 emit_prefetch(builder, builder.add(column, offset))
@@ -101,21 +127,18 @@ class _DotTile:
         rest = builder.sub(depth, whole)
         with builder.if_then(builder.icmp_signed("!=", rest, _const(0)), likely=False):
             self._add(whole, rows, columns, rest)
-        return [fold(builder, builder.load(a), builder.load(b), LANES) for a, b in self._sums]
 
     def _add(self, k: ir.Value, rows: list[ir.Value], columns: Sequence[ir.Value], count: ir.Value | None) -> None:
         weights = [self._element(self._stored, column, k, count) for column in columns]
         for row, places in zip(rows, self._sums, strict=True):
-            activation = self._element(Format.FLOAT32, row, k, count)
+            activation = self._element(self._factors.activations, row, k, count)
             for weight, place in zip(weights, places, strict=True):
-                total = emit_fma(self._builder, activation, weight, self._builder.load(place))
+                total = self._factors.add_product(self._builder, activation, weight, self._builder.load(place))
                 self._builder.store(total, place)
 
     def _element(self, stored: Format, base: ir.Value, k: ir.Value, count: ir.Value | None) -> ir.Value:
         address = self._builder.add(base, self._builder.mul(k, _const(stored.num_bytes)))
-        if count is None:
-            return emit_load_as(self._builder, stored, address)
-        return emit_load_part_as(self._builder, stored, address, count)
+        return self._factors.load(self._builder, stored, address, count)
 
 
 class _SumTile:
@@ -189,21 +212,26 @@ def _for_each_count(builder: ir.IRBuilder, count: ir.Value, largest: int, emit: 
     builder.position_at_end(after)
 
 
-def _dot_tile(stored: Format) -> Any:
+def _dot_tile(stored: Format, factors: _Factors = _WIDENED) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> ir.Value:
-        num_rows, x, x_stride, *columns, depth, out, out_stride, ahead = values
+        num_rows, x, x_stride, *columns, depth, out, out_stride, out_step, ahead = values
 
         def emit(rows: int) -> None:
-            sums = _DotTile(builder, rows, stored).emit(x, x_stride, columns, depth, ahead)
+            sums = _DotTile(builder, rows, stored, factors).emit(x, x_stride, columns, depth, ahead)
             for row, four in enumerate(sums):
-                emit_store(builder, _Rows(out, out_stride).at(builder, row, 0), four)
+                for column in range(DOT_COLUMNS):
+                    address = builder.add(
+                        _Rows(out, out_stride).at(builder, row, 0), builder.mul(out_step, _const(column))
+                    )
+                    value = builder.extract_element(four, ir.Constant(I32, column))
+                    builder.store(value, pointer(builder, address, F32))
 
         _for_each_count(builder, num_rows, DOT_ROWS, emit)
         return context.get_dummy_value()
 
     return intrinsic(
-        lambda context, num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead: (
-            types.void(*[types.intp] * 11),
+        lambda context, num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, out_step, ahead: (
+            types.void(*[types.intp] * 12),
             generate,
         )
     )
@@ -229,6 +257,7 @@ def _sum_tile(stored: Format, most_rows: int, num_vectors: int) -> Any:
 
 
 _dot_float32, _dot_bfloat16 = _dot_tile(Format.FLOAT32), _dot_tile(Format.BFLOAT16)
+_dot_pairs = _dot_tile(Format.BFLOAT16, _PAIRED if MULTIPLIES_PAIRS else _WIDENED)  # else it is never called
 _dot_float16, _dot_int8 = _dot_tile(Format.FLOAT16), _dot_tile(Format.INT8)
 _sum_float32 = _sum_tile(Format.FLOAT32, SUM_ROWS, SUM_VECTORS)
 _sum_bfloat16 = _sum_tile(Format.BFLOAT16, SUM_ROWS, SUM_VECTORS)
@@ -241,6 +270,7 @@ _part_float16 = _sum_tile(Format.FLOAT16, 1, 1)
 @native
 def dot_tile(
     stored: int,
+    paired: bool,
     num_rows: int,
     x: int,
     x_stride: int,
@@ -251,21 +281,24 @@ def dot_tile(
     depth: int,
     out: int,
     out_stride: int,
+    out_step: int,
     ahead: int,
 ) -> None:
-    """out[row, j] = dot(x[row], w_j) for 1 <= num_rows <= 8 rows and four vectors of `depth` elements.
+    """out[row, j] = dot(x[row], w_j) for 1 <= num_rows <= 6 rows and four vectors of `depth` elements.
 
-    stored: the Format of w; strides are bytes between rows; x and out are float32.
+    stored: the Format of w; strides are bytes between rows, out_step between out's columns; x and out are float32.
     ahead: how many bytes past each element to prefetch, where weights stream from memory; 0 where they are at hand.
     """
-    if stored == BFLOAT16:
-        _dot_bfloat16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
+    if paired:
+        _dot_pairs(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, out_step, ahead)
+    elif stored == BFLOAT16:
+        _dot_bfloat16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, out_step, ahead)
     elif stored == INT8:
-        _dot_int8(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
+        _dot_int8(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, out_step, ahead)
     elif stored == FLOAT16:
-        _dot_float16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
+        _dot_float16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, out_step, ahead)
     else:
-        _dot_float32(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, ahead)
+        _dot_float32(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, out_step, ahead)
 
 
 @native

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import ray
 from ray import serve
@@ -12,6 +14,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 
 from cluster.config import ClusterConfig
 from deployments.app import build
+from deployments.ingress_proxy import set_proxy_environment
 from deployments.names import APPLICATION, GRPC_SERVICER_FUNCTIONS
 
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through Ray's object store
@@ -20,21 +23,23 @@ OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through Ray's object s
 @contextmanager
 def running(config: ClusterConfig) -> Iterator[None]:
     """Serve `config` while the context is open. Joins the cluster that RAY_ADDRESS names, else starts a local one."""
-    _connect()
-    try:
-        _serve(config)
-        yield
-    finally:
-        serve.delete(APPLICATION)  # waits until the replicas have drained; other applications stay
-        ray.shutdown()
+    with TemporaryDirectory(prefix="paceline-") as folder:
+        _connect(Path(folder))
+        try:
+            _serve(config)
+            yield
+        finally:
+            serve.delete(APPLICATION)  # waits until the replicas have drained; other applications stay
+            ray.shutdown()
 
 
-def _connect() -> None:
+def _connect(folder: Path) -> None:
     if "RAY_ADDRESS" in os.environ:
         ray.init(log_to_driver=False)
         return
     # Ray turns token authentication on for a bare local start; a demo on loopback needs none.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    set_proxy_environment(os.environ, folder)
     ray.init(
         address="local",
         include_dashboard=False,

@@ -40,6 +40,14 @@ def pss_mib(root: int) -> float:
     return sum(_pss_kib(pid) for pid in tree(root)) / 1024
 
 
+def rss_mib_by_title(root: int) -> dict[str, float]:
+    """Resident memory of each of the tree's processes, those of one title together."""
+    sizes: dict[str, float] = defaultdict(float)
+    for pid in tree(root):
+        sizes[_title(pid)] += _resident_pages(pid) * _PAGE_MIB
+    return sizes
+
+
 def cpu_s(root: int) -> float:
     """Processor time that the tree has used, with that of children that have ended."""
     fields = filter(None, map(_stat, tree(root)))
@@ -96,6 +104,15 @@ def _stat(pid: int) -> list[str]:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def _title(pid: int) -> str:
+    """What a process calls itself: a name that it has set, or its program and the first argument."""
+    try:
+        arguments = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return " ".join(Path(argument).name for argument in arguments[:2]).strip()
 
 
 def _resident_pages(pid: int) -> int:

@@ -51,6 +51,7 @@ IntArray = NDArray[np.int64]
 
 SPAN = 256  # keys per span; a multiple of LANES
 _TILE_ROWS = 48  # query rows of one tile: its scores of a span (48 KiB) stay in the second-level cache
+_AHEAD_KEYS = 8  # to prefetch: a head's keys lie apart, and at the end of a block the next ones are elsewhere
 _TASKS_PER_THREAD = 3  # with fewer tiles than this, spans become tasks
 _ENTRY_BYTES = 40  # a row of _plan_tiles' result
 
@@ -111,7 +112,7 @@ def _key_offsets(table: int, block_size: int, token_stride: int, start: int, cou
 def _scores(a: Record, keys: int, tile: _Tile) -> None:
     """scores[row, key] for every row of the tile that sees the key."""
     query, offsets, visible = tile.query, tile.offsets, tile.visible
-    num_rows, stride = query.shape[0], query.shape[1] * 4
+    num_rows, stride, ahead = query.shape[0], query.shape[1] * 4, _AHEAD_KEYS * a.token_stride
     last, row = visible[-1] - 1, 0
     for key in range(0, last + 1, DOT_COLUMNS):
         while visible[row] <= key:
@@ -121,7 +122,7 @@ def _scores(a: Record, keys: int, tile: _Tile) -> None:
         for first in range(row, num_rows, DOT_ROWS):
             rows = min(DOT_ROWS, num_rows - first)
             x, out = address_of(query) + first * stride, address_of(tile.scores) + (first * SPAN + key) * 4
-            dot_tile(a.stored, False, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 4, 0)
+            dot_tile(a.stored, False, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 4, ahead)
 
 
 @native

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import httpx
 import typer
 import yaml
 from rich.table import Table
@@ -133,7 +134,7 @@ def _change(url: str, change: Callable[[Values], Values], reason: str) -> None:
             die(str(error))
         text = yaml.safe_dump(_values(document), sort_keys=False)
         body = {"text": text, "author": author(), "reason": reason, "expected_version": version}
-        answer = call("PUT", url, "access", body, may_conflict=True)
+        answer = call("PUT", url, "access", body, tolerated=[httpx.codes.CONFLICT])
         if answer is not None:
             print_in_force(answer)
             return

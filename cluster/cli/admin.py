@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,14 +50,14 @@ def author() -> str:
 
 
 def call(
-    method: str, url: str, path: str, body: dict[str, Any] | None = None, may_conflict: bool = False, **params: Any
+    method: str, url: str, path: str, body: dict[str, Any] | None = None, tolerated: Collection[int] = (), **params: Any
 ) -> Any:
     """One call of the admin API at a base URL; its answer. Ends the command with the server's message if it fails.
 
-    With `may_conflict`, None says that someone else was first.
+    None says that it failed with one of the `tolerated` statuses.
     """
     query = {name: value for name, value in params.items() if value is not None}
-    return ask(method, f"{url}/admin/v1/{path}", _token(), TIMEOUT_S, may_conflict, json=body, params=query)
+    return ask(method, f"{url}/admin/v1/{path}", _token(), TIMEOUT_S, tolerated, json=body, params=query)
 
 
 def _configured() -> str | None:

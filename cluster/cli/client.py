@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -29,16 +29,17 @@ def ask(
     url: str,
     secret: str | None = None,
     timeout_s: float = 10.0,
-    may_conflict: bool = False,
+    tolerated: Collection[int] = (),
     **options: Any,
 ) -> Any:
     """What one call answers; ends the command with the server's message if it fails.
 
-    `secret` is a key or a token; `options` are httpx's. With `may_conflict`, None says that someone else was first.
+    `secret` is a key or a token; `options` are httpx's. None says that it failed with one of the
+    `tolerated` statuses.
     """
     with calling(url):
         response = httpx.request(method, url, headers=bearer(secret), timeout=timeout_s, **options)
-    if may_conflict and response.status_code == httpx.codes.CONFLICT:
+    if response.status_code in tolerated:
         return None
     check(response)
     return answer_of(response)

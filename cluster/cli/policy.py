@@ -13,10 +13,10 @@ from cluster.cli.client import DEFAULT_URL, UrlOption
 from cluster.cli.common import console, die, errors, print_table
 from cluster.cli.documents import FileArgument, add_document_commands, read_text
 from cluster.cli.policy_report import as_json, as_text
+from cluster.control.applicable import check_applicable
 from cluster.control.document import DocumentError, PolicyDocument, parse_document
 from cluster.control.explain import explain
 from cluster.control.policy import PolicyContext, SpeculationPolicy
-from cluster.control.switch import check_room
 from cluster.messages.request import MAX_DRAFT_TOKENS, Drafter, SpeculationOverride
 
 policy_app = typer.Typer(no_args_is_help=True, help="Who speculates: check, explain, apply, watch and roll back.")
@@ -30,7 +30,7 @@ def policy_check(file: FileArgument) -> None:
     """Say whether a policy document would be accepted, else every flaw with the path to its field."""
     document = _read(file)
     try:
-        check_room(document)
+        check_applicable(document)
     except DocumentError as error:
         die(f"{file}: {error}")
     console.print(f"{file}: {len(document.rules)} rules, digest {document.digest()}", soft_wrap=True)

@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 import yaml
 from rich.table import Table
 
 from cluster.cli.admin import ReasonOption, author, call
 from cluster.cli.client import DEFAULT_URL, UrlOption
-from cluster.cli.common import console, die, moment, print_table
+from cluster.cli.common import console, die, errors, moment, print_table
 from cluster.cli.documents import read_text
 from cluster.control.document import DocumentError
 from cluster.control.rollout import FINISHED, RolloutCommand
@@ -21,8 +22,17 @@ from cluster.control.rollout_spec import SCHEMA, RolloutSpec, Step, parse_rollou
 rollout_app = typer.Typer(no_args_is_help=True, help="Raise a rule's percentage step by step, or take it back.")
 
 WATCH_S = 1.0
+_AWAY = (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)  # what a router says of control
 
-IdArgument = Annotated[str, typer.Argument(help="As `start` and `list` print it.")]
+
+def _rollout_id(text: str) -> str:
+    """One that can be part of a path. Ends the command for one that cannot be a rollout's."""
+    if not (text.isascii() and text.isalnum()):
+        die(f"there is no rollout {text!r}")
+    return text
+
+
+IdArgument = Annotated[str, typer.Argument(callback=_rollout_id, help="As `start` and `list` print it.")]
 
 
 @rollout_app.command("start")
@@ -75,15 +85,8 @@ def status(
         console.print_json(data=item)
         return
     _print_status(item)
-    num_told = len(item["events"])
-    while watch and item["phase"] not in FINISHED:
-        time.sleep(WATCH_S)
-        item = call("GET", url, f"rollouts/{rollout_id}")
-        for event in item["events"][num_told:]:
-            _print_event(event)
-        num_told = len(item["events"])
     if watch:
-        _print_results(item)
+        _print_results(_watched(url, item))
 
 
 def _add_command(command: RolloutCommand, text: str) -> None:
@@ -103,10 +106,28 @@ _add_command(RolloutCommand.ABORT, "Go to 0 % at once, for good.")
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
+def _watched(url: str, item: dict[str, Any]) -> dict[str, Any]:
+    """The rollout at its end, after each change has been told. While control is away, this waits."""
+    is_away = False
+    while item["phase"] not in FINISHED:
+        time.sleep(WATCH_S)
+        later = call("GET", url, f"rollouts/{item['rollout_id']}", tolerated=_AWAY)
+        if later is None:
+            if not is_away:
+                errors.print("control is away; it goes on where it was when it is back")
+        else:
+            for event in later["events"]:
+                if event not in item["events"]:  # which has the first and the latest only
+                    _print_event(event)
+            item = later
+        is_away = later is None
+    return item
+
+
 def _described(rule: str | None, percents: str, analyse: dict[str, Any], limits: list[str], min_samples: int) -> str:
     """The document that flags describe: each percentage but the last one is followed by an analysis."""
     steps: list[dict[str, Any]] = []
-    for percent in map(_number, percents.split(",")):
+    for percent in (_number(text, "--percents") for text in percents.split(",")):
         steps.append({"set_percent": percent})
         if 0 < percent < 100:
             steps.append({"analyse": dict(analyse)})  # one of its own: YAML would write the same one as an alias
@@ -121,14 +142,14 @@ def _described(rule: str | None, percents: str, analyse: dict[str, Any], limits:
 
 def _condition(limit: str, min_samples: int) -> dict[str, Any]:
     metric, _, number = limit.partition("=")
-    return {"metric": metric, "at_most": _number(number), "min_samples": min_samples}
+    return {"metric": metric, "at_most": _number(number, "--at-most"), "min_samples": min_samples}
 
 
-def _number(text: str) -> float:
+def _number(text: str, flag: str) -> float:
     try:
         return float(text)
     except ValueError:
-        die(f"{text!r} is not a number")
+        die(f"{flag}: {text!r} is not a number")
 
 
 def _print_status(item: dict[str, Any]) -> None:

@@ -59,6 +59,9 @@ _LIMITS: Final = {
 }
 
 
+_IN_KEY: Final = "[key]"  # where pydantic finds the key itself wrong: the path to its value is path enough
+
+
 def flaws_of(errors: Sequence[ErrorDetails]) -> Iterator[Flaw]:
     """Without the list that is too short only because its items are no items."""
     for error in errors:
@@ -85,4 +88,6 @@ def _path(location: Sequence[int | str]) -> str:
 
 def _steps(location: Sequence[int | str]) -> Iterator[str]:
     for part in location:
+        if part == _IN_KEY:
+            return
         yield f"[{part}]" if isinstance(part, int) else f".{shown(part)}"

@@ -14,13 +14,11 @@ from typing import Any, Final
 
 import yaml
 
-from cluster.control.document import MAX_NAMES, MAX_RULES, DocumentError, Flaw, PolicyDocument, parse_document
+from cluster.control.applicable import check_room, label_flaws
+from cluster.control.document import DocumentError, Flaw, PolicyDocument, parse_document
 from cluster.control.document_text import MAX_DOCUMENT_BYTES
-from cluster.control.flaws import WHOLE
 
 RULE_PREFIX: Final = "switch-"
-ROOM_BYTES: Final = 4096  # of a document, left free for switches: a kill switch must always fit
-ROOM_ENTRIES: Final = 16  # likewise, of its rules and of each list of `kill`
 _DIMENSIONS: Final = ("models", "tenants", "draft_versions")
 
 
@@ -44,6 +42,11 @@ class SpeculationSwitch:
         return {dimension: name for dimension, name in given if name is not None}
 
     @property
+    def only_takes_back(self) -> bool:
+        """Whether it undoes what another switch has done, and asks for nothing new."""
+        return self.enabled and self.percent is None
+
+    @property
     def rule_id(self) -> str:
         """The id of the rule that such a switch makes; short and legal whatever the names are."""
         names = "\0".join(f"{dimension}\0{name}" for dimension, name in self.names.items())
@@ -54,31 +57,17 @@ def switched(document: PolicyDocument, switch: SpeculationSwitch) -> PolicyDocum
     """The document after the switch. Raises DocumentError for a switch that makes no sense, or a document too full."""
     if switch.percent is not None and not switch.enabled:
         raise DocumentError([Flaw("percent", "goes with on, not with off")])
+    if switch.tenant is not None and not switch.only_takes_back and (flaws := label_flaws("tenant", [switch.tenant])):
+        raise DocumentError(flaws)
     values: dict[str, Any] = document.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     rules = [rule for rule in values.pop("rules", []) if rule["id"] != switch.rule_id]
     kill: dict[str, Any] = values.pop("kill", {})
     made = _turn_on(document, switch, kill) if switch.enabled else _turn_off(switch, kill)
     values |= {"kill": kill} if kill else {}
-    return parse_document(values | {"rules": ([made] if made else []) + rules})
-
-
-def check_room(document: PolicyDocument) -> None:
-    """Raises DocumentError for a document that a switch, or a rollout that fails, might not fit into."""
-    size = len(document.canonical_json().encode())
-    kill = document.kill
-    lists = zip(_DIMENSIONS, (kill.models, kill.tenants, kill.draft_versions), strict=True)
-    used = [
-        (WHOLE, size, MAX_DOCUMENT_BYTES - ROOM_BYTES, "bytes in canonical form"),
-        ("rules", len(document.rules), MAX_RULES - ROOM_ENTRIES, "rules"),
-        *((f"kill.{dimension}", len(names or ()), MAX_NAMES - ROOM_ENTRIES, "names") for dimension, names in lists),
-    ]
-    flaws = [
-        Flaw(path, f"{number} {unit} leave no room for switches", f"at most {limit}")
-        for path, number, limit, unit in used
-        if number > limit
-    ]
-    if flaws:
-        raise DocumentError(flaws)
+    changed = parse_document(values | {"rules": ([made] if made else []) + rules})
+    if switch.enabled and len(changed.rules) > len(document.rules):
+        check_room(changed)
+    return changed
 
 
 def as_text(document: PolicyDocument) -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cluster.control import rollout, rollout_entry
+from cluster.control.applicable import check_applicable
 from cluster.control.control_store import ControlStore
 from cluster.control.document import DocumentError, RuleAction, parse_document
 from cluster.control.finished_request import FinishedRequest
@@ -114,13 +115,14 @@ class Rollouts:
     async def _target(self, spec: RolloutSpec, rule_id: str) -> AppliedRule | None:
         """The rule as it stands; None if it is to be made, for which there is room.
 
-        Raises RequestError unless it is there and has a percentage, DocumentError if the policy is full.
+        Raises RequestError unless it is there and has a percentage, DocumentError for one that cannot be made.
         """
         snapshot = await self._policy.standing()
         document = None if snapshot is None else parse_document(snapshot.text)
         if spec.target.match is not None:
-            if document is not None:
-                with_percent(document, spec, rule_id, None, 0.0)
+            made = with_percent(document or self._policy.default_policy, spec, rule_id, None, 0.0)
+            if made is not None:
+                check_applicable(made)
             return None
         rule = None if document is None else find_rule(document, rule_id)
         if snapshot is None or document is None or rule is None or rule.action is RuleAction.DENY:

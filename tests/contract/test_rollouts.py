@@ -258,6 +258,22 @@ async def test_a_match_gets_a_rule_of_its_own(world: World, control: Control) ->
     assert document.rules[0].percent == 0.0
 
 
+@pytest.mark.parametrize(
+    ("num_rules", "match", "word"),
+    [(984, "{tenants: [globex]}", "rules: 985 rules leave no room for switches"), (0, "{tenants: [a b]}", "'a b'")],
+)
+async def test_a_rollout_makes_no_rule_that_nobody_could_apply(
+    world: World, control: Control, num_rules: int, match: str, word: str
+) -> None:
+    if num_rules:
+        rules = [f"- {{id: r{number}, action: deny}}" for number in range(num_rules)]
+        await world.apply(control, "schema: paceline.policy/v1\nrules:\n" + "\n".join(rules))
+    with pytest.raises(RequestError, match=word) as failure:
+        await started(control, SPEC.replace("{rule: fast}", f"{{match: {match}}}"))
+    assert failure.value.kind is ErrorKind.INVALID
+    assert await control.rollouts.list(10) == ()
+
+
 async def test_a_rule_for_which_the_policy_has_no_room_is_refused_before_anything_is_kept(
     world: World, control: Control
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.control.access import parse_access
 from cluster.control.document import SCHEMA, DocumentError, parse_document
 from cluster.control.document_text import MAX_DOCUMENT_BYTES
 from tests.policies import document_values
@@ -115,6 +116,11 @@ def test_a_text_that_could_be_misread_is_refused(text: str, path: str, words: st
 def test_a_list_is_not_also_too_short_for_what_is_wrong_inside() -> None:
     assert set(flaws_of(f"schema: {SCHEMA}\nkill: {{tenants: [1]}}")) == {"kill.tenants[0]"}
     assert set(flaws_of(f"schema: {SCHEMA}\nkill: {{tenants: []}}")) == {"kill.tenants"}
+
+
+def test_a_key_that_is_wrong_has_the_path_of_its_field() -> None:
+    with pytest.raises(DocumentError, match=r"^quotas\.tenants\.a b: String should match pattern"):
+        parse_access("schema: paceline.access/v1\nquotas: {tenants: {a b: {}}}")
 
 
 @pytest.mark.parametrize("number", ["0", "5", "+5", "0.5", ".5", "5.", "1.5e+1", "99.99"])

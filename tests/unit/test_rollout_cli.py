@@ -84,7 +84,9 @@ def test_the_document_of_the_default_flags_is_read_as_it_is_meant(monkeypatch: p
     [
         ((), "either a file or --rule"),
         (("file.yaml", "--rule", "fast"), "either a file or --rule"),
-        (("--rule", "fast", "--percents", "5,many"), "'many' is not a number"),
+        (("--rule", "fast", "--percents", "5,many"), "--percents: 'many' is not a number"),
+        (("--rule", "fast", "--percents", ""), "--percents: '' is not a number"),
+        (("--rule", "fast", "--at-most", "ttft"), "--at-most: '' is not a number"),
         (("--rule", "fast", "--percents", "5,101"), "steps[2].set_percent"),
         (("--rule", "fast", "--at-most", "beauty=1"), "conditions[0].metric"),
     ],
@@ -105,6 +107,23 @@ def test_watching_tells_each_change_until_the_end(monkeypatch: pytest.MonkeyPatc
     assert "✓ 5 %" in output
     assert "pause until resumed" in output
     assert output.count("failed, step 2, 0 %: ttft is not at most 1.2") == 1
+
+
+def test_watching_waits_while_control_is_away_and_tells_what_it_has_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = [item()["events"][0] | {"at": float(number), "percent": number} for number in range(150)]
+    before, after = item() | {"events": [first, *others[:99]]}, item("failed") | {"events": [first, *others[-99:]]}
+    Api(monkeypatch, before, None, None, after)
+    result = run("status", "3f9a1c20", "--watch")
+    assert (result.exit_code, result.stderr.count("control is away")) == (0, 1)
+    assert all(result.stdout.count(f"step 2, {number} %") == 1 for number in range(150))
+
+
+@pytest.mark.parametrize("rollout_id", ["../policy", "..", "", "a/b", "x?y", "x#y", "a b", "ü"])
+def test_what_cannot_be_a_rollouts_id_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, rollout_id: str) -> None:
+    for name in ("status", "pause", "resume", "promote", "abort"):
+        api = Api(monkeypatch)
+        result = run(name, "--", rollout_id)
+        assert (result.exit_code, "there is no rollout" in result.stderr, api.calls) == (1, True, [])
 
 
 def test_commands_say_where_the_rollout_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.control.applicable import ROOM_BYTES, ROOM_ENTRIES, check_applicable, check_room
 from cluster.control.document import MAX_NAMES, MAX_RULES, SCHEMA, DocumentError, PolicyDocument, parse_document
 from cluster.control.document_text import MAX_DOCUMENT_BYTES
 from cluster.control.policy import Decision, PolicyContext, Reason, SpeculationPolicy, evaluate
-from cluster.control.switch import ROOM_BYTES, ROOM_ENTRIES, SpeculationSwitch, as_text, as_yaml, check_room, switched
+from cluster.control.switch import SpeculationSwitch, as_text, as_yaml, switched
 
 pytestmark = pytest.mark.unit
 
@@ -48,7 +49,7 @@ def test_the_kill_switch_fits_into_every_document_that_can_be_applied(letter: st
     check_room(document)
     assert len(as_yaml(document).encode()) > MAX_DOCUMENT_BYTES  # which is why it is not written as YAML
     longest = "\U0001f600" * 128
-    for switch in (SpeculationSwitch(False), SpeculationSwitch(False, longest, longest, longest)):
+    for switch in (SpeculationSwitch(False), SpeculationSwitch(False, longest, "x" * 64, longest)):
         off = switched(document, switch)
         assert parse_document(as_text(off)) == off
     full = wide(letter, min(1000, int(limit / size * 1.005)))
@@ -62,12 +63,32 @@ def test_the_kill_switch_fits_into_the_longest_lists_that_can_be_applied() -> No
     kill = {"models": names, "tenants": names, "draft_versions": names}
     document = parse_document({"schema": SCHEMA, "kill": kill, "rules": rules})
     check_room(document)
+    with pytest.raises(DocumentError, match="no room for switches"):  # only what turns something off may use it
+        switched(document, SpeculationSwitch(True, model="m", tenant="another", percent=5))
     for number in range(ROOM_ENTRIES):
         document = switched(document, SpeculationSwitch(False, tenant=f"new{number}"))
         document = switched(document, SpeculationSwitch(False, model="m", tenant=f"new{number}"))
     with pytest.raises(DocumentError) as failure:
         check_room(document)
     assert [flaw.path for flaw in failure.value.flaws] == ["rules", "kill.tenants"]
+
+
+@pytest.mark.parametrize("name", ["zürich", " acme", "acme corp", "a,b", "x" * 65])
+def test_a_name_that_no_request_can_have_is_refused_where_it_would_do_nothing(name: str) -> None:
+    for switch in (SpeculationSwitch(False, tenant=name), SpeculationSwitch(True, tenant=name, percent=5)):
+        with pytest.raises(DocumentError, match=r"^tenant: no request can have .* \(1 to 64 letters"):
+            switched(EMPTY, switch)
+    killed = parse_document({"schema": SCHEMA, "kill": {"tenants": [name]}})
+    match = {"tenants": ["a", name], "workloads": [name], "key_labels": [name], "models": [name]}
+    denied = parse_document({"schema": SCHEMA, "rules": [{"id": "r", "action": "deny", "match": match}]})
+    for document, paths in (
+        (killed, ["kill.tenants"]),
+        (denied, [f"rules[0].match.{field}" for field in ("tenants", "workloads", "key_labels")]),
+    ):
+        with pytest.raises(DocumentError) as failure:
+            check_applicable(document)
+        assert [flaw.path for flaw in failure.value.flaws] == paths
+    assert switched(killed, SpeculationSwitch(True, tenant=name)) == EMPTY
 
 
 @pytest.mark.parametrize("dimension", ["model", "tenant", "draft_version"])

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
+from cluster.runtime.placing import placer
 from cluster.runtime.sampling_batch import SamplingBatch
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,14 +85,14 @@ class InputBatch:
         return self.sampling.num_rows
 
     @classmethod
-    def build(cls, step: SchedulerOutput, block_size: int, device: torch.device | None = None) -> InputBatch:
+    def build(cls, step: SchedulerOutput, block_size: int, device: torch.device = CPU) -> InputBatch:
         """Flatten a step. Every sequence must have at least one token and a block table that covers its rows."""
         return cls.place(_host_rows(step.scheduled, block_size), SamplingBatch.build(step), device)
 
     @classmethod
-    def place(cls, host: HostRows, sampling: SamplingBatch, device: torch.device | None = None) -> InputBatch:
+    def place(cls, host: HostRows, sampling: SamplingBatch, device: torch.device = CPU) -> InputBatch:
         """Put rows on the device."""
-        on_device = _Placer(device)
+        on_device = placer(device)
         return cls(
             token_ids=on_device(host.token_ids),
             positions=on_device(host.positions),
@@ -103,17 +106,6 @@ class InputBatch:
             max_context_len=int(host.context_len.max(initial=0)),
             sampling=sampling,
         )
-
-
-class _Placer:
-    """Puts host arrays on the device; on the CPU without a copy."""
-
-    def __init__(self, device: torch.device | None) -> None:
-        self._device = None if device is None or device.type == "cpu" else device
-
-    def __call__(self, array: NDArray[np.generic]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device is None else tensor.to(self._device, non_blocking=True)
 
 
 def _flat_token_ids(items: Sequence[ScheduledSequence]) -> Int64Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from cluster.core import keyed_noise
 from cluster.core.sampling import GREEDY_BELOW, WEIGHT_SCALE, RowFault
 from cluster.messages.answer import TokenLogprobs
 from cluster.runtime.logit_adjustments import LogitAdjustments, columns_of
+from cluster.runtime.placing import placer
 from cluster.runtime.sampler import SamplerOutput, check_shapes
 from cluster.runtime.sampling_batch import NO_TOP_K, SamplingBatch
 from cluster.runtime.token_masks import TokenMasks
@@ -36,44 +38,68 @@ class _Rows(NamedTuple):
     any_ranking: bool  # top_k or top_p
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """Token ids of the logits' columns, ascending, so that the first of equals has the lowest id."""
+
+    source: Tensor | None  # what they were made from; None: column i is token i
+    ids: Tensor  # int64 [V]
+    host_ids: NDArray[np.int64]  # the same
+    order: Tensor | None  # which column of the model each of them is; None: the same
+
+    @classmethod
+    def of(cls, logits: Tensor, source: Tensor | None) -> _Columns:
+        if source is None:
+            ids, order = torch.arange(logits.shape[1], device=logits.device), None
+        else:
+            ids, order = source.to(logits.device, torch.int64).sort()
+        return cls(source, ids, ids.cpu().numpy(), order)
+
+    def describe(self, logits: Tensor, source: Tensor | None) -> bool:
+        """Whether they are those of such logits too."""
+        return source is self.source and len(self.ids) == logits.shape[1] and self.ids.device == logits.device
+
+
 class TorchSampler:
-    """Samples in torch operations, with one wait for the device at the end."""
+    """Samples in torch operations, with one wait for the device at the end of a step.
+
+    Rows that want logprobs wait once more each. Remembers the columns of the last logits.
+    """
+
+    def __init__(self) -> None:
+        self._columns: _Columns | None = None
 
     def sample(self, logits: Tensor, batch: SamplingBatch, output_token_ids: Tensor | None = None) -> SamplerOutput:
         """See Sampler.sample."""
         check_shapes(logits, batch, output_token_ids)
-        ids, logits = _by_token_id(logits, output_token_ids)
-        changed = logits if batch.adjustments is None else _adjusted(logits, ids, batch.adjustments)
+        if self._columns is None or not self._columns.describe(logits, output_token_ids):
+            self._columns = _Columns.of(logits, output_token_ids)
+        ids, order = self._columns.ids, self._columns.order
+        logits = logits if order is None else logits[:, order]
+        changed = logits if batch.adjustments is None else _adjusted(logits, self._columns.host_ids, batch.adjustments)
         changed = changed if batch.masks is None else _masked(changed, ids, batch.masks)
         num_rows = max(1, MAX_ELEMENTS // logits.shape[1])
         starts = range(0, len(logits), num_rows)
         parts = [_sample(changed[i : i + num_rows], ids, _rows(batch, i, i + num_rows, logits.device)) for i in starts]
-        columns, codes = torch.cat(parts, dim=1).cpu() if parts else torch.zeros(2, 0, dtype=torch.int64)
+        columns, codes = torch.cat(parts, dim=1).cpu().numpy() if parts else np.zeros((2, 0), dtype=np.int64)
         faults = {row: _FAULTS[code] for row, code in enumerate(codes.tolist()) if code}
         logprobs = {
             row: _logprobs(logits[row], ids, int(columns[row]), num_top)
             for row, num_top in zip(batch.logprob_rows.tolist(), batch.num_logprobs.tolist(), strict=True)
             if row not in faults
         }
-        return SamplerOutput(ids.cpu()[columns].numpy(), logprobs, faults)
+        return SamplerOutput(self._columns.host_ids[columns], logprobs, faults)
 
 
-def _by_token_id(logits: Tensor, output_token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Token ids, ascending, and the logits' columns in that order, so that the first of equals has the lowest id."""
-    if output_token_ids is None:
-        return torch.arange(logits.shape[1], device=logits.device), logits
-    ids, order = output_token_ids.to(logits.device, torch.int64).sort()
-    return ids, logits[:, order]
-
-
-def _adjusted(logits: Tensor, ids: Tensor, adjustments: LogitAdjustments) -> Tensor:
+def _adjusted(logits: Tensor, host_ids: NDArray[np.int64], adjustments: LogitAdjustments) -> Tensor:
     """A copy of the logits with what penalties, biases and min_tokens change."""
-    columns = columns_of(adjustments.token_ids, ids.cpu().numpy())
+    columns = columns_of(adjustments.token_ids, host_ids)
     exist = columns >= 0
     rows = np.repeat(np.arange(len(logits)), np.diff(adjustments.row_start))
+    on_device = placer(logits.device)
 
     def entries(values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values[exist]).to(logits.device, non_blocking=True)
+        return on_device(values[exist])
 
     where = entries(rows), entries(columns)
     given, repetition = logits[where].double(), entries(adjustments.repetition)
@@ -85,10 +111,11 @@ def _adjusted(logits: Tensor, ids: Tensor, adjustments: LogitAdjustments) -> Ten
 
 def _masked(logits: Tensor, ids: Tensor, masks: TokenMasks) -> Tensor:
     """A copy of the logits with -inf for what the rows' masks do not allow."""
-    words = torch.from_numpy(masks.words.view(np.int32).copy()).to(logits.device, non_blocking=True)  # [M, W]
+    on_device = placer(logits.device)
+    words = on_device(masks.words.view(np.int32).copy())  # [M, W]
     known = ids < 32 * words.shape[1]
     bits = words[:, torch.where(known, ids >> 5, 0)] >> (ids & 31)  # [M, V]
-    rows = torch.from_numpy(np.flatnonzero(masks.mask_of_row >= 0)).to(logits.device, non_blocking=True)
+    rows = on_device(np.flatnonzero(masks.mask_of_row >= 0))
     result = logits.clone()
     result[rows] = logits[rows].masked_fill(((bits & 1) == 0) | ~known, -math.inf)
     return result
@@ -98,9 +125,10 @@ def _rows(batch: SamplingBatch, start: int, stop: int, device: torch.device) -> 
     rows = slice(start, stop)
     greedy = batch.temperature[rows] < GREEDY_BELOW
     floors = [math.log(min_p) if min_p > 0 else -math.inf for min_p in batch.min_p[rows].tolist()]
+    on_device = placer(device)
 
     def column(values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values).to(device, non_blocking=True).unsqueeze(1)
+        return on_device(values).unsqueeze(1)
 
     return _Rows(
         scale=column(1.0 / np.where(greedy, 1.0, batch.temperature[rows])),

@@ -251,6 +251,16 @@ def test_rows_may_be_a_view_and_are_left_as_they_were(sampler: Sampler) -> None:
     assert torch.equal(storage, before)
 
 
+def test_one_sampler_reads_logits_of_several_vocabularies_in_turn() -> None:
+    sampler, row = TorchSampler(), [0.0, 3.0, 1.0]
+    greedy = params(temperature=0.0)
+    shuffled, others = torch.tensor([5, 0, 2]), torch.tensor([7, 9, 8])
+    for ids, best in ((None, 1), (shuffled, 0), (others, 9), (others, 9), (None, 1)):
+        logits = torch.tensor([row])
+        assert sampler.sample(logits, sampling_batch([greedy], [4]), ids).token_ids.tolist() == [best]
+    assert sampler.sample(torch.tensor([[*row, 4.0]]), sampling_batch([greedy], [4])).token_ids.tolist() == [3]
+
+
 def test_the_sampler_is_chosen_by_device() -> None:
     assert isinstance(make_sampler(torch.device("cpu")), CpuSampler)
     assert isinstance(make_sampler(torch.device("meta")), TorchSampler)

@@ -73,10 +73,14 @@ class PoolConfig(Frozen):
     dtype: DType = DType.BFLOAT16
     quantization: Quantization = Quantization.NONE
     max_model_len: Annotated[int, Field(ge=16)] = 8192
-    block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    block_size: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        default=None, description="None: 16, or on CUDA what its attention kernel reads"
+    )
     kv_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3
     kv_blocks: Annotated[int, Field(ge=1)] | None = Field(default=None, description="overrides kv_memory_fraction")
     prefix_cache: bool = True
+    cuda_graphs: bool = True
+    batch_invariant: bool = False
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 64
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 512
     max_queued: Annotated[int, Field(ge=0)] = 1024

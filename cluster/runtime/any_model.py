@@ -16,12 +16,19 @@ logger = logging.getLogger(__name__)
 
 
 def load_any_model(
-    path: Path, dtype: torch.dtype, device: torch.device, target_path: Path | None, max_model_len: int | None
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    target_path: Path | None,
+    max_model_len: int | None,
+    batch_invariant: bool = False,
 ) -> Model:
     """Load a model directory for one device; see model.load_model and generic.loading. Raises ModelError."""
     try:
-        return load_model(path, dtype, device, target_path, max_model_len)
+        return load_model(path, dtype, device, target_path, max_model_len, batch_invariant=batch_invariant)
     except UnsupportedModel as error:
+        if batch_invariant:
+            raise ModelError(f"batch_invariant: transformers' network does not promise it: {error}") from error
         logger.info("%s; it is served by transformers' network", error)
     from cluster.runtime.generic.loading import load_generic_model
 

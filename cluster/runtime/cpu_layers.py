@@ -25,7 +25,13 @@ class CpuLinear:
 
 
 class CpuLayerOps:
-    """In float32 a row's results depend on that row alone, to the bit, whatever else is in the batch."""
+    """In float32 a row's results depend on that row alone, to the bit, whatever else is in the batch.
+
+    batch_invariant: with bfloat16 weights too, which then never go through torch's product.
+    """
+
+    def __init__(self, batch_invariant: bool = False) -> None:
+        self.torch_above_rows = None if batch_invariant else default_torch_above_rows()
 
     def activation_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
         """See LayerOps.activation_dtype: weights are widened on the fly."""
@@ -33,7 +39,7 @@ class CpuLayerOps:
 
     def linear(self, weights: LinearWeights) -> Linear:
         """See LayerOps.linear."""
-        return CpuLinear(PackedLinear.pack(weights.weight, weights.bias, default_torch_above_rows(), weights.scales))
+        return CpuLinear(PackedLinear.pack(weights.weight, weights.bias, self.torch_above_rows, weights.scales))
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See LayerOps.rms_norm."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.runtime.attention.cpu import CpuAttention
-from cluster.runtime.cpu_kernels import FORMATS, PackedLinear, default_torch_above_rows
+from cluster.runtime.cpu_kernels import FORMATS, PackedLinear
 from cluster.runtime.cpu_layers import CpuLayerOps
 from cluster.runtime.decoder_layer import PlainLayerStack
 from cluster.runtime.input_batch import InputBatch
@@ -71,12 +71,12 @@ class CpuLayerStack:
     Both ways give the same bits wherever both use our kernels.
     """
 
-    def __init__(self, spec: ModelSpec, layers: Sequence[LayerWeights]) -> None:
+    def __init__(self, spec: ModelSpec, layers: Sequence[LayerWeights], ops: CpuLayerOps) -> None:
         dtype = layers[0].qkv.weight.dtype
         self._spec = spec
         self._weights_stored = FORMATS[dtype].value
-        self._max_rows = default_torch_above_rows() if dtype == torch.bfloat16 else None
-        self._plain = PlainLayerStack(spec, layers, CpuLayerOps(), CpuAttention())
+        self._max_rows = ops.torch_above_rows if dtype == torch.bfloat16 else None
+        self._plain = PlainLayerStack(spec, layers, ops, CpuAttention())
         self._layers = tuple(_LayerTensors.of(layer) for layer in layers)
         self._scratch_widths = _scratch_widths(spec)
         self._records: tuple[KVCache, NDArray[np.void]] | None = None  # of the KV cache last seen

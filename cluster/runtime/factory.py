@@ -94,12 +94,12 @@ def target_engine(
 
 
 def _kv_cache(runner: ModelRunner, pool: PoolConfig) -> KVCacheManager:
-    return KVCacheManager(BlockPool(runner.num_blocks), pool.block_size, pool.prefix_cache)
+    return KVCacheManager(BlockPool(runner.num_blocks), runner.block_size, pool.prefix_cache)
 
 
 def _max_model_len(runner: ModelRunner, pool: PoolConfig) -> int:
     """Tokens of the longest sequence: what configuration and model allow, or what fits all of the KV blocks."""
-    num_slots = runner.num_blocks * pool.block_size
+    num_slots = runner.num_blocks * runner.block_size
     if num_slots < runner.max_model_len:
         logger.warning(
             "%s: %d KV blocks limit sequences to %d tokens, not %d; raise kv_blocks or kv_memory_fraction",

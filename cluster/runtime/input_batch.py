@@ -75,6 +75,7 @@ class InputBatch:
     max_query_len: int
     max_context_len: int
     sampling: SamplingBatch
+    is_static: bool = False  # values change with each replay of a graph: none may be read while it is captured
 
     @property
     def num_tokens(self) -> int:

@@ -26,17 +26,28 @@ class HasKV(Protocol):
 class KVCache:
     """Owns the key and value memory of every layer; which sequence owns which block is decided elsewhere."""
 
-    keys: tuple[Tensor, ...]  # per layer [num_blocks, block_size, num_kv_heads, head_dim]
+    keys: tuple[Tensor, ...]  # per layer [num_blocks + has_padding_block, block_size, num_kv_heads, head_dim]
     values: tuple[Tensor, ...]  # per layer, same shape
+    has_padding_block: bool = False
 
     @classmethod
     def allocate(
-        cls, spec: HasKV, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        cls,
+        spec: HasKV,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        has_padding_block: bool = False,
     ) -> KVCache:
-        """Zeroed, so that unwritten slots hold finite numbers; on the CPU, pages are only touched on use."""
-        shapes = [(2, num_blocks, block_size, layer.num_heads, layer.head_dim) for layer in spec.kv_heads]
+        """Zeroed, so that unwritten slots hold finite numbers; on the CPU, pages are only touched on use.
+
+        has_padding_block: one more block than num_blocks, that no sequence is ever given, for rows of padding.
+        """
+        count = num_blocks + has_padding_block
+        shapes = [(2, count, block_size, layer.num_heads, layer.head_dim) for layer in spec.kv_heads]
         memory = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
-        return cls(tuple(layer[0] for layer in memory), tuple(layer[1] for layer in memory))
+        return cls(tuple(layer[0] for layer in memory), tuple(layer[1] for layer in memory), has_padding_block)
 
     @property
     def layers(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -45,7 +56,14 @@ class KVCache:
 
     @property
     def num_blocks(self) -> int:
-        return self.keys[0].shape[0]
+        """Blocks for sequences; their ids are below this."""
+        return self.keys[0].shape[0] - self.has_padding_block
+
+    @property
+    def padding_block(self) -> int:
+        if not self.has_padding_block:
+            raise ValueError("this cache has no padding block")
+        return self.num_blocks
 
     @property
     def block_size(self) -> int:

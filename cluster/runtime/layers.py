@@ -6,7 +6,7 @@ Activations are [num_tokens, features]: float32 on the CPU, in the weights' dtyp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -62,13 +62,16 @@ class LayerOps(Protocol):
         """
 
 
-def make_layer_ops(device: torch.device) -> LayerOps:
-    """The operations for a device; imports only what that device needs."""
+def make_layer_ops(device: torch.device, batch_invariant: bool = False) -> LayerOps:
+    """The operations for a device; imports only what that device needs.
+
+    batch_invariant: a row's products have the same bits whatever else is in the batch, in any dtype.
+    """
     if device.type == "cpu":
         from cluster.runtime.cpu_layers import CpuLayerOps
 
-        return CpuLayerOps()
-    return TorchLayerOps()
+        return CpuLayerOps(batch_invariant)
+    return TorchLayerOps(batch_invariant)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,8 +87,28 @@ class TorchLinear:
         return product if residual is None else product.add_(residual)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedRowsLinear:
+    """Multiplies a fixed number of rows at a time: for other numbers, libraries choose kernels that sum differently."""
+
+    ROWS: ClassVar[int] = 128
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See Linear."""
+        padded = F.pad(rows, (0, 0, 0, -len(rows) % self.ROWS))
+        products = [F.linear(part, self.weight, self.bias) for part in torch.split(padded, self.ROWS)]
+        product = torch.cat(products)[: len(rows)]
+        return product if residual is None else product.add_(residual)
+
+
+@dataclass(frozen=True, slots=True)
 class TorchLayerOps:
     """Plain torch, for CUDA and as what other devices' operations must agree with."""
+
+    batch_invariant: bool = False
 
     def activation_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
         """See LayerOps.activation_dtype."""
@@ -93,7 +116,7 @@ class TorchLayerOps:
 
     def linear(self, weights: LinearWeights) -> Linear:
         """See LayerOps.linear."""
-        return TorchLinear(weights.weight, weights.bias)
+        return (FixedRowsLinear if self.batch_invariant else TorchLinear)(weights.weight, weights.bias)
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See LayerOps.rms_norm."""

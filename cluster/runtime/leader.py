@@ -16,10 +16,11 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from cluster.config import Device, PoolConfig
 from cluster.runtime.any_model import spec_for_ranks
+from cluster.runtime.graphed_model import eager_reason
 from cluster.runtime.input_batch import HostRows, InputBatch
 from cluster.runtime.kv_store import KVCache, bytes_per_block
-from cluster.runtime.model_runner import DTYPES, ModelRunner, num_kv_blocks
-from cluster.runtime.model_spec import ModelSpec
+from cluster.runtime.model_runner import DTYPES, ModelRunner, block_size_of, num_kv_blocks
+from cluster.runtime.model_spec import ModelError, ModelSpec
 from cluster.runtime.model_store import resolve_model
 from cluster.runtime.ranks import (
     LOAD_TIMEOUT_S,
@@ -174,7 +175,10 @@ def build_tensor_parallel_runner(
 
     timeout_s: longest silence of a rank. Everything that is learned of the model is learned here; the others are told.
     """
-    num_blocks = _num_blocks(pool, rank_device(device, 0, pool.tensor_parallel))
+    where = rank_device(device, 0, pool.tensor_parallel)
+    if pool.batch_invariant and where.type == "cuda":
+        raise ModelError("batch_invariant: on CUDA tensor_parallel must be 1, sums over ranks follow the batch's shape")
+    num_blocks = _num_blocks(pool, where)
     with tempfile.TemporaryDirectory(prefix="paceline-ranks-") as folder:
         job = RankJob(pool, device, target_path, num_blocks, 0, rendezvous_file(folder), timeout_s)
         ranks = launch([replace(job, rank=rank) for rank in range(1, job.size)])
@@ -193,6 +197,8 @@ def _join(job: RankJob, ranks: Ranks) -> TensorParallelRunner:
     leader = Leader(own.group, ranks)
     runner = TensorParallelRunner(LedModel(leader, own.model), own.kv, leader, weight_bytes)
     runner.warm_up(1)  # the first words between the ranks
+    if own.model.device.type == "cuda":
+        logger.info("%s: no CUDA graphs: %s", job.pool.path, eager_reason(job.pool, own.model))
     logger.info("%d ranks hold %s bytes of weights", job.size, weight_bytes)
     return runner
 
@@ -213,7 +219,8 @@ def _await_ready(job: RankJob, store: Store, ranks: Ranks) -> list[int]:
 def _num_blocks(pool: PoolConfig, device: torch.device) -> int:
     """Ranks on CPUs share the machine's memory; on GPUs the rank with the most KV heads sets the limit."""
     spec, length = spec_for_ranks(resolve_model(pool.path), pool.tensor_parallel, pool.max_model_len)
-    shares = [bytes_per_block(part, pool.block_size, DTYPES[pool.dtype]) for part in _parts(spec, pool.tensor_parallel)]
+    block_size, dtype = block_size_of(pool, device), DTYPES[pool.dtype]
+    shares = [bytes_per_block(part, block_size, dtype) for part in _parts(spec, pool.tensor_parallel)]
     block_bytes = sum(shares) if device.type == "cpu" else max(shares)
     return num_kv_blocks(pool, block_bytes, length, device)
 

@@ -101,16 +101,17 @@ def load_model(
     target_path: Path | None = None,
     max_model_len: int | None = None,
     backend: Backend | None = None,
+    batch_invariant: bool = False,
 ) -> DecoderModel:
     """Load a model directory, see load_weights. Sequences can have at most min(max_model_len, the model's own) tokens.
 
-    backend: None takes the fastest way of the device. Raises ModelError, and its subclass
-    UnsupportedModel also when the model's attention is windowed within that length.
+    backend: None takes the fastest way of the device; batch_invariant: see make_layer_ops. Raises ModelError, and its
+    subclass UnsupportedModel also when the model's attention is windowed within that length.
     """
     spec = load_spec(path)
     length = context_length(path, spec, max_model_len)
     weights = load_weights(path, spec, dtype, device, target_path)
-    ops = backend.ops if backend else make_layer_ops(device)
+    ops = backend.ops if backend else make_layer_ops(device, batch_invariant)
     return DecoderModel(spec, weights, ops, _layer_stack(spec, weights, ops, backend), length)
 
 
@@ -128,8 +129,10 @@ def context_length(path: Path, spec: ModelSpec, max_model_len: int | None) -> in
 def _layer_stack(spec: ModelSpec, weights: DecoderWeights, ops: LayerOps, backend: Backend | None) -> LayerStack:
     device = weights.embedding.weight.device
     if backend is None and device.type == "cpu":
+        from cluster.runtime.cpu_layers import CpuLayerOps
         from cluster.runtime.cpu_stack import CpuLayerStack
 
-        return CpuLayerStack(spec, weights.layers)
+        assert isinstance(ops, CpuLayerOps)
+        return CpuLayerStack(spec, weights.layers, ops)
     attention = backend.attention if backend else make_attention(device)
     return PlainLayerStack(spec, weights.layers, ops, attention)

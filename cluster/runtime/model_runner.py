@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -10,13 +11,18 @@ from cluster.config import Device, DType, PoolConfig, Quantization
 from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.messages.request import SamplingParams
 from cluster.runtime.any_model import load_any_model
+from cluster.runtime.attention import PLAIN, block_multiple, flash_computes
+from cluster.runtime.cuda_capture import CudaCapture
+from cluster.runtime.graphed_model import eager_reason, graphed
 from cluster.runtime.input_batch import InputBatch
-from cluster.runtime.kv_store import KVCache, bytes_per_block, num_blocks_for, total_memory
+from cluster.runtime.kv_store import HasKV, KVCache, bytes_per_block, num_blocks_for, total_memory
 from cluster.runtime.model import Model
 from cluster.runtime.model_spec import ModelError
 from cluster.runtime.model_store import resolve_model
 from cluster.runtime.sampler import Sampler, collect_step_output, make_sampler
 from cluster.runtime.threads import set_num_threads
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -41,6 +47,10 @@ class ModelRunner:
     @property
     def num_blocks(self) -> int:
         return self._kv.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._kv.block_size
 
     @property
     def kv_bytes(self) -> int:
@@ -100,14 +110,22 @@ def build_runner(pool: PoolConfig, device: Device, target_path: str | None = Non
     where = torch_device(device)
     if where.type == "cpu":
         set_num_threads(pool.num_threads)
-    dtype = DTYPES[pool.dtype]
+    dtype, block_size = DTYPES[pool.dtype], block_size_of(pool, where)
     target = None if target_path is None else resolve_model(target_path)
-    model = load_any_model(resolve_model(pool.path), weight_dtype(pool, where), where, target, pool.max_model_len)
-    block_bytes = bytes_per_block(model.spec, pool.block_size, dtype)
-    num_blocks = num_kv_blocks(pool, block_bytes, model.max_model_len, where)
-    kv = KVCache.allocate(model.spec, num_blocks, pool.block_size, dtype, where)
-    runner = ModelRunner(model, kv, make_sampler(where))
+    model = load_any_model(
+        resolve_model(pool.path), weight_dtype(pool, where), where, target, pool.max_model_len, pool.batch_invariant
+    )
+    check_batch_invariance(pool, model.spec, where)
+    num_blocks = num_kv_blocks(pool, bytes_per_block(model.spec, block_size, dtype), model.max_model_len, where)
+    reason = eager_reason(pool, model)
+    kv = KVCache.allocate(model.spec, num_blocks, block_size, dtype, where, has_padding_block=reason is None)
+    graphs = graphed(pool, model, kv) if reason is None else None
+    runner = ModelRunner(graphs or model, kv, make_sampler(where))
     runner.warm_up(pool.max_num_batched_tokens)
+    if graphs is not None:
+        graphs.capture(CudaCapture())
+    elif where.type == "cuda":
+        logger.info("%s: no CUDA graphs: %s", pool.path, reason)
     return runner
 
 
@@ -119,6 +137,23 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cuda" if use_cuda else "cpu")
 
 
+def block_size_of(pool: PoolConfig, device: torch.device) -> int:
+    """Tokens per KV block. Raises ModelError for a size that the device's attention cannot read."""
+    multiple = block_multiple(device, DTYPES[pool.dtype])
+    size = max(16, multiple) if pool.block_size is None else pool.block_size
+    if size % multiple:
+        raise ModelError(f"block_size: on {device.type} {pool.dtype.value} needs a multiple of {multiple}, got {size}")
+    return size
+
+
+def check_batch_invariance(pool: PoolConfig, spec: HasKV, device: torch.device) -> None:
+    """Raise ModelError where a pool wants it and attention has nothing that keeps a row's bits from its batch."""
+    if not pool.batch_invariant or device.type != "cuda":
+        return
+    if not all(flash_computes(heads.head_dim, DTYPES[pool.dtype], PLAIN) for heads in spec.kv_heads):
+        raise ModelError("batch_invariant: CUDA has it for 16 bits and heads of 8, 16, 24 ... 256 features only")
+
+
 def num_kv_blocks(pool: PoolConfig, block_bytes: int, max_model_len: int, device: torch.device) -> int:
     """kv_blocks, or what kv_memory_fraction affords, but never more than a full batch of longest sequences.
 
@@ -126,7 +161,7 @@ def num_kv_blocks(pool: PoolConfig, block_bytes: int, max_model_len: int, device
     """
     if pool.kv_blocks is not None:
         return pool.kv_blocks
-    most = pool.max_num_seqs * -(-max_model_len // pool.block_size)
+    most = pool.max_num_seqs * -(-max_model_len // block_size_of(pool, device))
     total = total_memory(device)
     num_blocks = num_blocks_for(pool.kv_memory_fraction, block_bytes, total, most)
     if num_blocks < 1:

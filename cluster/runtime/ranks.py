@@ -16,7 +16,7 @@ from cluster.config import Device, PoolConfig
 from cluster.core.step import SchedulerOutput
 from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache
-from cluster.runtime.model_runner import DTYPES, ModelRunner, torch_device, weight_dtype
+from cluster.runtime.model_runner import DTYPES, ModelRunner, block_size_of, torch_device, weight_dtype
 from cluster.runtime.model_spec import ModelError
 from cluster.runtime.model_store import resolve_model
 from cluster.runtime.sampler import make_sampler
@@ -84,8 +84,9 @@ def load_rank(job: RankJob) -> Rank:
         set_num_threads(pool.num_threads or max(1, default_num_threads() // job.size))
     dtype, group = DTYPES[pool.dtype], TPGroup(job.rank, job.size, device)
     target = None if job.target_path is None else resolve_model(job.target_path)
-    model = load_shard(resolve_model(pool.path), weight_dtype(pool, device), device, group, target, pool.max_model_len)
-    kv = KVCache.allocate(model.spec, job.num_blocks, pool.block_size, dtype, device)
+    path, stored = resolve_model(pool.path), weight_dtype(pool, device)
+    model = load_shard(path, stored, device, group, target, pool.max_model_len, pool.batch_invariant)
+    kv = KVCache.allocate(model.spec, job.num_blocks, block_size_of(pool, device), dtype, device)
     ModelRunner(model, kv, make_sampler(device)).warm_up(pool.max_num_batched_tokens)
     return Rank(group, model, kv)
 

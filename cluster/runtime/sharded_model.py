@@ -43,10 +43,16 @@ class ShardedModel:
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: DecoderWeights, shard: Shard, group: TPGroup, max_model_len: int
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        shard: Shard,
+        group: TPGroup,
+        max_model_len: int,
+        batch_invariant: bool = False,
     ) -> None:
         device = weights.embedding.weight.device
-        ops, local = make_layer_ops(device), shard.spec_of(spec)
+        ops, local = make_layer_ops(device, batch_invariant), shard.spec_of(spec)
         self.spec = local
         self.device = device
         self.max_model_len = max_model_len
@@ -87,9 +93,11 @@ def load_shard(
     group: TPGroup,
     target_path: Path | None = None,
     max_model_len: int | None = None,
+    batch_invariant: bool = False,
 ) -> ShardedModel:
     """Load this rank's part of a model directory, see model.load_model. Raises ModelError."""
     spec = load_spec(path)
     length = context_length(path, spec, max_model_len)
     shard = Shard.of(spec, group.rank, group.size)
-    return ShardedModel(spec, load_weights(path, spec, dtype, device, target_path, shard), shard, group, length)
+    weights = load_weights(path, spec, dtype, device, target_path, shard)
+    return ShardedModel(spec, weights, shard, group, length, batch_invariant)

@@ -137,8 +137,8 @@ class TPGroup:
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
-    """In the given order; a tensor of its own."""
-    return reduce(Tensor.add_, parts[2:], parts[0] + parts[1])
+    """In the given order."""
+    return reduce(Tensor.add_, parts[2:], reduce(Tensor.add, parts[:2]))
 
 
 def _wait(*works: Work) -> None:

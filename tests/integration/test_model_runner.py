@@ -12,7 +12,7 @@ from cluster.config import Device, DType, PoolConfig, Quantization
 from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.messages.request import SamplingParams
 from cluster.runtime.kv_store import total_memory
-from cluster.runtime.model_runner import ModelRunner, build_runner, weight_dtype
+from cluster.runtime.model_runner import ModelRunner, block_size_of, build_runner, weight_dtype
 from cluster.runtime.model_spec import ModelError
 from tests.fakes import TINY_VOCAB, save_tiny_checkpoint, save_tiny_draft
 
@@ -117,6 +117,27 @@ def test_int8_is_refused_where_there_are_no_kernels_for_it() -> None:
     assert weight_dtype(pool, torch.device("cpu")) is torch.int8
     with pytest.raises(ModelError, match="quantization: int8 is for the CPU only"):
         weight_dtype(pool, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("device", "fields", "size"),
+    [
+        ("cpu", {}, 16),
+        ("cpu", {"block_size": 5}, 5),
+        ("cuda", {}, 256),
+        ("cuda", {"dtype": DType.FLOAT16}, 256),
+        ("cuda", {"dtype": DType.FLOAT32}, 16),
+        ("cuda", {"dtype": DType.FLOAT32, "block_size": 7}, 7),
+        ("cuda", {"block_size": 256}, 256),
+    ],
+)
+def test_the_block_size_is_what_the_devices_attention_reads(device: str, fields: dict[str, Any], size: int) -> None:
+    assert block_size_of(PoolConfig(path="any", **fields), torch.device(device)) == size
+
+
+def test_a_block_size_that_attention_cannot_read_is_refused() -> None:
+    with pytest.raises(ModelError, match="block_size: on cuda bfloat16 needs a multiple of 256, got 128"):
+        block_size_of(PoolConfig(path="any", block_size=128), torch.device("cuda"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.config import Device, PoolConfig
+from cluster.config import Device, DType, PoolConfig
 from cluster.core.step import SchedulerOutput, StepOutput
 from cluster.messages.rounds import Refusal, RefusalReason, Submit
 from cluster.runtime.engine import Engine
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.integration
 TIMEOUT_S = 20.0  # in a collective: more than this machine ever keeps a process from running
 WEDGED_S = 3.0
 UNEVEN: dict[str, Any] = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PROMPT = [5, 17, 80, 2, 44]
 
 
@@ -50,8 +52,8 @@ class Launch:
 
 def divided(config: PoolConfig, size: int, launch: Launch | None = None, **options: Any) -> TensorParallelRunner:
     config = config.model_copy(update={"tensor_parallel": size})
-    options = {"target_path": None, "timeout_s": TIMEOUT_S} | options
-    return build_tensor_parallel_runner(config, Device.CPU, launch=launch or Launch(), **options)
+    options = {"device": Device.CPU, "target_path": None, "timeout_s": TIMEOUT_S} | options
+    return build_tensor_parallel_runner(config, launch=launch or Launch(), **options)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,25 @@ def runner(request: pytest.FixtureRequest, models: Path) -> Iterator[TensorParal
 
 def test_a_group_decodes_what_one_device_does(models: Path, runner: TensorParallelRunner) -> None:
     assert decode(runner, PROMPT, 20) == decode(build_runner(pool_config(models / "target"), Device.CPU), PROMPT, 20)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param(Device.CPU, DType.FLOAT32, id="gloo"),
+        pytest.param(Device.CUDA, DType.FLOAT32, id="NCCL", marks=GPU),
+        pytest.param(Device.CUDA, DType.BFLOAT16, id="NCCL in 16 bits", marks=GPU),
+    ],
+)
+def test_a_group_of_one_decodes_what_no_group_does(models: Path, device: Device, dtype: DType) -> None:
+    config = pool_config(models / "target").model_copy(
+        update={"dtype": dtype, "block_size": None, "cuda_graphs": False}
+    )
+    group = divided(config, 1, device=device)
+    try:
+        assert decode(group, PROMPT, 20) == decode(build_runner(config, device), PROMPT, 20)
+    finally:
+        group.leader.close()
 
 
 def test_a_rows_logprobs_are_the_same_to_the_bit_whatever_else_is_in_the_batch(runner: TensorParallelRunner) -> None:

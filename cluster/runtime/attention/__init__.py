@@ -54,6 +54,16 @@ class AttentionBackend(Protocol):
         """Attention output [num_tokens, num_heads, head_dim] for query of the same shape."""
 
 
+def block_multiple(device: torch.device, dtype: torch.dtype) -> int:
+    """What the block size of a cache must be a multiple of: FlashAttention 2 reads pages of 256 tokens."""
+    return 256 if device.type == "cuda" and dtype.itemsize == 2 else 1
+
+
+def flash_computes(head_dim: int, dtype: torch.dtype, options: AttentionOptions) -> bool:
+    """Whether FlashAttention 2 reads a cache of such heads and attends in such a way."""
+    return dtype.itemsize == 2 and head_dim % 8 == 0 and head_dim <= 256 and options.softcap is None
+
+
 def make_attention(device: torch.device) -> AttentionBackend:
     """The backend for a device; imports only what that device needs."""
     if device.type == "cuda":

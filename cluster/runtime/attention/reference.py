@@ -28,13 +28,13 @@ class ReferenceAttention:
         options: AttentionOptions = PLAIN,
     ) -> Tensor:
         """See AttentionBackend.attend."""
-        starts = batch.query_start.tolist()
+        starts = batch.host.query_start.tolist()
         outputs = [
             attend_one(
                 query[start:end], _gather(layer_keys, table, context), _gather(layer_values, table, context), options
             )
             for start, end, table, context in zip(
-                starts, starts[1:], batch.block_table, batch.context_len.tolist(), strict=False
+                starts, starts[1:], batch.block_table, batch.host.context_len.tolist(), strict=False
             )
         ]
         return torch.cat(outputs) if outputs else torch.empty_like(query)
@@ -52,13 +52,19 @@ def attend_one(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOp
     keys = keys.to(dtype).repeat_interleave(group, dim=1)  # [context_len, num_heads, head_dim]
     values = values.to(dtype).repeat_interleave(group, dim=1)
     scores = torch.einsum("rhd,khd->hrk", query.to(dtype), keys) * options.scale_for(head_dim)
-    if options.softcap is not None:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
     positions = torch.arange(context_len - num_rows, context_len, device=query.device)
     distance = positions[:, None] - torch.arange(context_len, device=query.device)  # [num_rows, context_len]
-    visible = (distance >= 0) & (distance < (context_len if options.window is None else options.window))
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
-    return torch.einsum("hrk,khd->rhd", weights, values).to(query.dtype)
+    return torch.einsum("hrk,khd->rhd", attention_weights(scores, distance, options), values).to(query.dtype)
+
+
+def attention_weights(scores: Tensor, distance: Tensor, options: AttentionOptions) -> Tensor:
+    """Softmax over the last dimension of scaled scores, for keys that lie `distance` before their row."""
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    visible = distance >= 0
+    if options.window is not None:
+        visible &= distance < options.window
+    return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
 
 
 def _gather(layer: Tensor, block_table: Tensor, context_len: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.core.step import ScheduledSequence, SchedulerOutput
 from cluster.messages.request import SamplingParams
-from cluster.runtime.attention import make_attention
+from cluster.runtime.attention import block_multiple, make_attention
 from cluster.runtime.generic.pager import IMPLEMENTATION, AttentionLayer, Pager, connect
 from cluster.runtime.generic.probe import NUM_TOKENS, Recorder, check_equal, check_layers, in_pieces, probe_tokens
 from cluster.runtime.generic.rows import RowOps, network_bytes
@@ -122,12 +122,13 @@ class GenericModel:
     def check_memory(self) -> None:
         """Raise ModelError if a sequence in pieces differs from the whole: then the cache is not all its memory."""
         tokens, blocks = probe_tokens(self.spec.vocab_size).tolist(), tuple(range(4))
-        kv = KVCache.allocate(self.spec, len(blocks), 4, self._kv_dtype, self.device)
+        block_size = max(4, block_multiple(self.device, self._kv_dtype))
+        kv = KVCache.allocate(self.spec, len(blocks), block_size, self._kv_dtype, self.device)
 
         def run(piece: list[int], start: int) -> Tensor:
             sampling = SamplingParams(max_tokens=1, seed=0)
             item = ScheduledSequence("probe", tuple(piece), start, blocks, len(piece), sampling)
-            return self.forward(InputBatch.build(SchedulerOutput((item,)), 4, self.device), kv)
+            return self.forward(InputBatch.build(SchedulerOutput((item,)), block_size, self.device), kv)
 
         whole, pieces = run(tokens, 0), in_pieces(run, tokens)
         check_equal(pieces, whole, self._tolerance, "it keeps state between tokens other than keys and values")

@@ -20,7 +20,7 @@ def set_proxy_environment(environment: MutableMapping[str, str], folder: Path) -
 
     RAY_SERVE_ENABLE_HA_PROXY=0 keeps the Python process.
     """
-    stats_port, metrics_port = _free_ports(2)
+    stats_port, metrics_port, http_port, grpc_port = _free_ports(4)
     settings = {
         "ENABLE_HA_PROXY": "1",
         "HAPROXY_CONFIG_FILE_LOC": folder / "haproxy.cfg",
@@ -29,6 +29,9 @@ def set_proxy_environment(environment: MutableMapping[str, str], folder: Path) -
         "HAPROXY_SERVER_STATE_FILE": folder / "server-state",
         "HAPROXY_STATS_PORT": stats_port,
         "HAPROXY_METRICS_PORT": metrics_port,
+        # The Python proxy stays, for when HAProxy finds the router silent. Its usual ports may be another cluster's.
+        "FALLBACK_PROXY_HTTP_PORT": http_port,
+        "FALLBACK_PROXY_GRPC_PORT": grpc_port,
         "HAPROXY_NBTHREAD": "1",
         "HAPROXY_HARD_STOP_AFTER_S": _STREAM_S,
         "DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # nobody but this HAProxy has to learn that a router goes

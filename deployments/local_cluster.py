@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import ray
 from ray import serve
@@ -14,7 +12,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 
 from cluster.config import ClusterConfig
 from deployments.app import build
-from deployments.ingress_proxy import set_proxy_environment
+from deployments.ingress_proxy import haproxy_settings
 from deployments.names import APPLICATION, GRPC_SERVICER_FUNCTIONS
 
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through Ray's object store
@@ -23,8 +21,8 @@ OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through Ray's object s
 @contextmanager
 def running(config: ClusterConfig) -> Iterator[None]:
     """Serve `config` while the context is open. Joins the cluster that RAY_ADDRESS names, else starts a local one."""
-    with TemporaryDirectory(prefix="paceline-") as folder:
-        _connect(Path(folder))
+    with haproxy_settings(os.environ):
+        _connect()
         try:
             _serve(config)
             yield
@@ -33,13 +31,12 @@ def running(config: ClusterConfig) -> Iterator[None]:
             ray.shutdown()
 
 
-def _connect(folder: Path) -> None:
+def _connect() -> None:
     if "RAY_ADDRESS" in os.environ:
         ray.init(log_to_driver=False)
         return
     # Ray turns token authentication on for a bare local start; a demo on loopback needs none.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    set_proxy_environment(os.environ, folder)
     ray.init(
         address="local",
         include_dashboard=False,

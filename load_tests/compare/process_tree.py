@@ -54,12 +54,15 @@ def cpu_s(root: int) -> float:
     return sum(sum(map(int, stat[11:15])) for stat in fields) / _TICKS  # utime, stime, cutime, cstime
 
 
-def freeze(root: int) -> None:
-    """Stop every process of the tree from running, those started meanwhile included."""
+def freeze(root: int, patience_s: float = 5.0) -> None:
+    """Stop every process of the tree, those started meanwhile included; returns when none of them runs any more."""
     frozen: set[int] = set()
     while fresh := [pid for pid in tree(root) if pid not in frozen]:
         _signal(fresh, signal.SIGSTOP)
         frozen.update(fresh)
+    deadline = time.monotonic() + patience_s
+    while not all(map(_stands, frozen)) and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def wake(root: int) -> None:
@@ -96,6 +99,12 @@ def _parents() -> list[tuple[int, int]]:
 def _runs(pid: int) -> bool:
     fields = _stat(pid)
     return bool(fields) and fields[0] not in "ZX"
+
+
+def _stands(pid: int) -> bool:
+    """Whether a process is stopped, or has ended: one that is told to stop first leaves what the kernel does for it."""
+    fields = _stat(pid)
+    return not fields or fields[0] in "TtZX"
 
 
 def _stat(pid: int) -> list[str]:

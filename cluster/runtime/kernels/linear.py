@@ -117,7 +117,7 @@ def _linear_task(args: Record, task: int) -> None:
     rounded = np.empty(DOT_ROWS * a.depth if paired else 0, np.uint16)
     weight_stride, out_stride = a.depth * (a.stored & BYTES_MASK), a.num_columns * 4
     while row < row_end:
-        # as even as possible: 9 rows are 5 + 4, not 8 + 1
+        # as even as possible: 7 rows are 4 + 3, not 6 + 1
         rows = -(-(row_end - row) // (-(-(row_end - row) // DOT_ROWS)))
         x, x_stride = a.x + row * a.x_stride, a.x_stride
         if paired:

@@ -90,7 +90,7 @@ _PAIRED = _Factors(PAIRS, Format.BFLOAT16, _load_pairs, emit_add_products)
 
 
 class _DotTile:
-    """Writes the code of one dot tile of a fixed number of rows: all columns at once, or one pair after the other."""
+    """Writes the code of one dot tile of a fixed number of rows."""
 
     def __init__(self, builder: ir.IRBuilder, num_rows: int, stored: Format, factors: _Factors) -> None:
         self._builder = builder

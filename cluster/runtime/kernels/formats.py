@@ -13,6 +13,7 @@ from enum import Enum
 from llvmlite import ir
 from numba import types
 
+from cluster.runtime.kernels.compiling import native
 from cluster.runtime.kernels.simd import (
     LANES,
     V16F32,
@@ -22,11 +23,17 @@ from cluster.runtime.kernels.simd import (
     emit_load_bf16_part,
     emit_load_part,
     float32x16,
+    load,
     load_lanes,
+    load_part,
     operation2,
     operation3,
     pointer,
+    store,
+    store_bf16,
+    store_bf16_part,
     store_lanes,
+    store_part,
 )
 
 _V16F16, _V16I8 = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.IntType(8), LANES)
@@ -90,3 +97,24 @@ def _store_fp16_part(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, 
 
 store_fp16 = operation2(types.void, types.intp, float32x16, _store_fp16)
 store_fp16_part = operation3(types.void, types.intp, float32x16, types.intp, _store_fp16_part)
+
+
+@native
+def store_row(source: int, target: int, count: int, stored: int) -> None:
+    """`count` adjacent float32 in a Format, but for int8, which needs scales."""
+    whole = count & -LANES
+    for index in range(0, whole, LANES):
+        if stored == BFLOAT16:
+            store_bf16(target + 2 * index, load(source + 4 * index))
+        elif stored == FLOAT16:
+            store_fp16(target + 2 * index, load(source + 4 * index))
+        else:
+            store(target + 4 * index, load(source + 4 * index))
+    if whole < count:
+        rest, place = load_part(source + 4 * whole, count - whole), target + whole * (stored & BYTES_MASK)
+        if stored == BFLOAT16:
+            store_bf16_part(place, rest, count - whole)
+        elif stored == FLOAT16:
+            store_fp16_part(place, rest, count - whole)
+        else:
+            store_part(place, rest, count - whole)

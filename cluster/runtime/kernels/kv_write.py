@@ -6,17 +6,8 @@ import numpy as np
 from numba import carray
 
 from cluster.runtime.kernels.compiling import Record, Records, native, task_body
-from cluster.runtime.kernels.formats import BFLOAT16, BYTES_MASK, FLOAT16, store_fp16, store_fp16_part
-from cluster.runtime.kernels.simd import (
-    LANES,
-    load,
-    load_int64,
-    load_part,
-    store,
-    store_bf16,
-    store_bf16_part,
-    store_part,
-)
+from cluster.runtime.kernels.formats import BYTES_MASK, store_row
+from cluster.runtime.kernels.simd import load_int64
 from cluster.runtime.kernels.team import launch
 
 KV_WRITE = np.dtype(
@@ -34,34 +25,14 @@ KV_WRITE = np.dtype(
 _TOKENS_PER_TASK = 64
 
 
-@native
-def _write(source: int, target: int, count: int, stored: int) -> None:
-    whole = count & -LANES
-    for index in range(0, whole, LANES):
-        if stored == BFLOAT16:
-            store_bf16(target + 2 * index, load(source + 4 * index))
-        elif stored == FLOAT16:
-            store_fp16(target + 2 * index, load(source + 4 * index))
-        else:
-            store(target + 4 * index, load(source + 4 * index))
-    if whole < count:
-        rest, place = load_part(source + 4 * whole, count - whole), target + whole * (stored & BYTES_MASK)
-        if stored == BFLOAT16:
-            store_bf16_part(place, rest, count - whole)
-        elif stored == FLOAT16:
-            store_fp16_part(place, rest, count - whole)
-        else:
-            store_part(place, rest, count - whole)
-
-
 @task_body(KV_WRITE)
 def _write_task(args: Record, task: int) -> None:
     a = carray(args, 1)[0]
     first = task * _TOKENS_PER_TASK
     for token in range(first, min(first + _TOKENS_PER_TASK, a.num_tokens)):
         place = load_int64(a.slots + 8 * token) * a.num_features * (a.stored & BYTES_MASK)
-        _write(a.keys + token * a.key_stride, a.layer_keys + place, a.num_features, a.stored)
-        _write(a.values + token * a.value_stride, a.layer_values + place, a.num_features, a.stored)
+        store_row(a.keys + token * a.key_stride, a.layer_keys + place, a.num_features, a.stored)
+        store_row(a.values + token * a.value_stride, a.layer_values + place, a.num_features, a.stored)
 
 
 @native

@@ -19,17 +19,14 @@ import numpy as np
 from numba import carray
 
 from cluster.runtime.kernels.compiling import Record, native, task_body
-from cluster.runtime.kernels.formats import BFLOAT16, BYTES_MASK
+from cluster.runtime.kernels.formats import BFLOAT16, BYTES_MASK, store_row
 from cluster.runtime.kernels.simd import (
     LANES,
     MULTIPLIES_PAIRS,
     address_of,
     load,
     load_float,
-    load_part,
     store,
-    store_bf16,
-    store_bf16_part,
     store_float,
 )
 from cluster.runtime.kernels.team import launch
@@ -50,19 +47,6 @@ _ROW_BLOCK = 96
 _BLOCK_BYTES = 96 * 1024  # weights of one task: fits the second-level cache beside the activations
 _AHEAD_BYTES = 512  # to prefetch each of four streams of weights: the time that memory takes to answer
 _TASKS_WANTED = 16  # cut finer than _BLOCK_BYTES if there would be fewer tasks than this
-
-
-@native
-def _round_rows(x: int, x_stride: int, num_rows: int, depth: int, out: int) -> None:
-    """float32 rows as adjacent bfloat16 rows."""
-    whole = depth & -LANES
-    for row in range(num_rows):
-        source, target = x + row * x_stride, out + 2 * row * depth
-        for index in range(0, whole, LANES):
-            store_bf16(target + 2 * index, load(source + 4 * index))
-        if whole < depth:
-            rest = load_part(source + 4 * whole, depth - whole)
-            store_bf16_part(target + 2 * whole, rest, depth - whole)
 
 
 @native
@@ -121,7 +105,8 @@ def _linear_task(args: Record, task: int) -> None:
         rows = -(-(row_end - row) // (-(-(row_end - row) // DOT_ROWS)))
         x, x_stride = a.x + row * a.x_stride, a.x_stride
         if paired:
-            _round_rows(x, x_stride, rows, a.depth, address_of(rounded))
+            for index in range(rows):
+                store_row(x + index * x_stride, address_of(rounded) + 2 * index * a.depth, a.depth, BFLOAT16)
             x, x_stride = address_of(rounded), 2 * a.depth
         quarter = (column_end - column) // DOT_COLUMNS
         jump = quarter * weight_stride

@@ -286,6 +286,13 @@ def save_tiny_draft(directory: Path, vocab: Sequence[int], seed: int = 1, **over
     )
 
 
+def save_tiny_pair(root: Path, **overrides: Any) -> Path:
+    """Write root/target and root/draft, whose output is a part of the target's vocabulary; root."""
+    save_tiny_checkpoint(root / "target", **overrides)
+    save_tiny_draft(root / "draft", vocab=range(3, 60), **overrides)
+    return root
+
+
 def edit_json(file: Path, **fields: Any) -> None:
     """Set top-level fields of a JSON object in place; None removes one."""
     value = json.loads(file.read_text()) | fields

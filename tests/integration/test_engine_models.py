@@ -16,7 +16,7 @@ from cluster.runtime.engine import Engine
 from cluster.runtime.factory import load_draft_engine, load_engine
 from cluster.runtime.model_spec import ModelError
 from tests.engines import Pool, TinyRouter
-from tests.fakes import TINY_VOCAB, sampling, save_tiny_checkpoint, save_tiny_draft
+from tests.fakes import TINY_VOCAB, sampling, save_tiny_pair
 
 pytestmark = pytest.mark.integration
 
@@ -29,10 +29,7 @@ ROUNDS = SpeculationConfig(
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a small draft that reads the target's embedding, and nothing that agrees with the target by design."""
-    root = tmp_path_factory.mktemp("models")
-    save_tiny_checkpoint(root / "target")
-    save_tiny_draft(root / "draft", vocab=range(3, 60))
-    return root
+    return save_tiny_pair(tmp_path_factory.mktemp("models"))
 
 
 def pool_config(path: Path) -> PoolConfig:

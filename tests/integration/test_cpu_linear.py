@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cluster.runtime.cpu_kernels import PackedLinear, default_torch_above_rows, gated_silu, linear, rms_norm
-from cluster.runtime.kernels.simd import MULTIPLIES_PAIRS
+from cluster.runtime.kernels.emit import MULTIPLIES_PAIRS
 from cluster.runtime.threads import kernel_team, set_num_threads
 
 pytestmark = pytest.mark.integration

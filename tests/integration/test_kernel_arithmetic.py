@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.runtime.kernels import simd
+from cluster.runtime.kernels import emit, simd
 from cluster.runtime.kernels.compiling import native
 
 pytestmark = pytest.mark.integration
@@ -20,8 +20,8 @@ def _exp_all(source: int, target: int, count: int) -> None:
 
 @native
 def _round_all(source: int, target: int, count: int) -> None:
-    for index in range(0, count, simd.LANES):
-        part = min(simd.LANES, count - index)
+    for index in range(0, count, emit.LANES):
+        part = min(emit.LANES, count - index)
         simd.store_bf16_part(target + 2 * index, simd.load_part(source + 4 * index, part), part)
 
 

@@ -60,7 +60,7 @@ class CpuAttention:
             (host.block_table.ctypes.data, host.query_start.ctypes.data, host.context_len.ctypes.data),
             (4 * query.stride(0), layer_keys.stride(1) * stored.num_bytes, host.block_table.strides[0]),
             (len(host.context_len), num_heads, num_kv_heads, head_dim, block_size, stored.value, options.window or 0),
-            (*attention_functions(), team.num_threads, 0, 0, 0, 0, 0),
+            (*attention_functions(), team.num_threads, 0, 0, 0, 0, 0, 0),
             _bits(options.scale_for(head_dim), options.softcap or 0.0),
         )
         launch_attention(team.address, record)

@@ -9,7 +9,8 @@ from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
-from cluster.runtime.kernels.simd import I32, I64, call_llvm, operation1, operation2, operation3, pointer
+from cluster.runtime.kernels.emit import I32, I64, call_llvm, pointer
+from cluster.runtime.kernels.simd import operation1, operation2, operation3
 
 _address, _word = types.intp, types.int64
 _ORDER = "seq_cst"  # everywhere: a launch costs a handful of these, and the proofs stay short

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.runtime.kernels.compiling import native
-from cluster.runtime.kernels.simd import LANES, address_of, broadcast, exp, lane_max, lane_sum, load, maximum, store
+from cluster.runtime.kernels.emit import LANES
+from cluster.runtime.kernels.simd import address_of, broadcast, exp, lane_max, lane_sum, load, maximum, store
 
 
 @native

@@ -8,17 +8,8 @@ import numpy as np
 from numba import carray
 
 from cluster.runtime.kernels.compiling import Record, native, task_body
-from cluster.runtime.kernels.simd import (
-    LANES,
-    broadcast,
-    exp,
-    fma,
-    lane_sum,
-    load,
-    load_part,
-    store,
-    store_part,
-)
+from cluster.runtime.kernels.emit import LANES
+from cluster.runtime.kernels.simd import broadcast, exp, fma, lane_sum, load, load_part, store, store_part
 from cluster.runtime.kernels.team import launch
 
 _VALUES_PER_TASK = 16 * 1024  # fewer are not worth another thread

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 
 from cluster.runtime.kernels.compiling import native
-from cluster.runtime.kernels.simd import (
+from cluster.runtime.kernels.emit import (
     LANES,
     V16F32,
     V16I32,
@@ -22,17 +22,19 @@ from cluster.runtime.kernels.simd import (
     emit_load_bf16,
     emit_load_bf16_part,
     emit_load_part,
+    load_lanes,
+    pointer,
+    store_lanes,
+)
+from cluster.runtime.kernels.simd import (
     float32x16,
     load,
-    load_lanes,
     load_part,
     operation2,
     operation3,
-    pointer,
     store,
     store_bf16,
     store_bf16_part,
-    store_lanes,
     store_part,
 )
 

@@ -1,16 +1,18 @@
 """Matrix product of float32 activations with stored weights: y = (x W^T) * scales + bias + residual.
 
-A task is a block of output columns for a block of rows. Within it the rows go in groups of at most six, whose
-activations stay in the first-level cache while the block's weights stream past:
+A task is a block of output columns for a block of rows. Within it the rows go in groups of at most six, the rows of a
+tile:
 
-    decode      1 .. 6 rows: one group, so each weight is read from memory once and used for every row
-    prefill     many groups per block: each weight comes from memory once and from the cache for the other groups
+    1 .. 6 rows     one group, so each weight is read from memory once and used for every row
+    .. 18 rows      the groups take turns at each tile, while the next tile's weights are on their way from memory
+    more rows       group by group, whose activations stay in the first-level cache while the block's weights pass by:
+                    from memory for the first group, from the second-level cache for the others
 
 A tile takes one column from each quarter of the block, so that the weights are four streams of which each goes on where
 it stopped: a processor follows those at its full bandwidth, and loses half of it to streams that jump at every row.
 
-Where the processor multiplies pairs of bfloat16, activations are rounded to it for bfloat16 weights, as other engines
-do everywhere; elsewhere they stay float32.
+Where products of pairs of bfloat16 are the fastest, activations are rounded to it for bfloat16 weights, as other
+engines do everywhere; elsewhere they stay float32.
 """
 
 from __future__ import annotations
@@ -19,18 +21,11 @@ import numpy as np
 from numba import carray
 
 from cluster.runtime.kernels.compiling import Record, native, task_body
-from cluster.runtime.kernels.formats import BFLOAT16, BYTES_MASK, store_row
-from cluster.runtime.kernels.simd import (
-    LANES,
-    MULTIPLIES_PAIRS,
-    address_of,
-    load,
-    load_float,
-    store,
-    store_float,
-)
+from cluster.runtime.kernels.dot_tiles import DOT_COLUMNS, DOT_ROWS, FULL_SPEED, arrange_row, arranged_bytes, dot_tile
+from cluster.runtime.kernels.emit import LANES
+from cluster.runtime.kernels.formats import BFLOAT16, BYTES_MASK
+from cluster.runtime.kernels.simd import address_of, load, load_float, store, store_float
 from cluster.runtime.kernels.team import launch
-from cluster.runtime.kernels.tiles import DOT_COLUMNS, DOT_ROWS, dot_tile
 
 _LINEAR = np.dtype(
     [
@@ -38,41 +33,59 @@ _LINEAR = np.dtype(
         for name in (
             "x", "weight", "scales", "bias", "residual", "out",  # addresses; scales, bias and residual may be 0
             "num_rows", "num_columns", "depth", "x_stride", "stored",  # x_stride in bytes; stored: the weights' Format
-            "rows_per_task", "columns_per_task", "column_blocks",
+            "rows_per_task", "rows_at_once", "columns_per_task", "column_blocks",
         )
     ]
 )  # fmt: skip
 
 _ROW_BLOCK = 96
-_BLOCK_BYTES = 96 * 1024  # weights of one task: fits the second-level cache beside the activations
+_FEW_ROWS = 3 * DOT_ROWS  # that many rows take a tile's weights in turn as they come from memory
+_BLOCK_BYTES = 192 * 1024  # weights of one task: fits the second-level cache beside the activations
 _AHEAD_BYTES = 512  # to prefetch each of four streams of weights: the time that memory takes to answer
 _TASKS_WANTED = 16  # cut finer than _BLOCK_BYTES if there would be fewer tasks than this
 
 
 @native
-def _tail_tile(
-    stored: int,
-    paired: bool,
-    rows: int,
-    x: int,
-    x_stride: int,
-    first: int,
-    stride: int,
-    count: int,
-    depth: int,
-    out: int,
-    out_stride: int,
-) -> None:
-    """The last `count` < 4 columns: the same tile with the last weight row repeated, written through a scratch."""
-    last = first + (count - 1) * stride
-    scratch = np.empty((DOT_ROWS, DOT_COLUMNS), np.float32)
-    second, third = min(first + stride, last), min(first + 2 * stride, last)
-    dot_tile(
-        stored, paired, rows, x, x_stride, first, second, third, last, depth, address_of(scratch), 4 * DOT_COLUMNS, 4, 0
-    )
-    for row in range(rows):
-        for column in range(count):
-            store_float(out + row * out_stride + 4 * column, scratch[row, column])
+def _stride(a: Record) -> int:
+    """Bytes of the weights of one column of the result."""
+    return a.depth * (a.stored & BYTES_MASK)  # type: ignore[no-any-return]
+
+
+@native
+def _tiles(a: Record, rows: int, x: int, x_stride: int, weights: int, columns: int, out: int) -> None:
+    """All columns but the last few, which do not fill a tile."""
+    stride, out_stride, arranged = _stride(a), a.num_columns * 4, a.stored == BFLOAT16
+    quarter, groups = columns // DOT_COLUMNS, -(-rows // DOT_ROWS)
+    jump = quarter * stride
+    ahead, share = (_AHEAD_BYTES, 0) if groups == 1 else (stride, -(-stride // groups))
+    speed = -(-FULL_SPEED * (a.stored & BYTES_MASK) // groups)
+    for column in range(quarter):
+        w, done = weights + column * stride, 0
+        for group in range(groups):
+            count = -(-(rows - done) // (groups - group))  # as even as possible: 7 rows are 4 + 3, not 6 + 1
+            dot_tile(
+                a.stored, arranged, count, x + done * x_stride, x_stride,
+                w, w + jump, w + 2 * jump, w + 3 * jump, a.depth,
+                out + done * out_stride + column * 4, out_stride, quarter * 4, ahead + group * share, speed,
+            )  # fmt: skip
+            done += count
+
+
+@native
+def _last_columns(a: Record, rows: int, x: int, x_stride: int, weights: int, columns: int, out: int) -> None:
+    """One to three columns: the same tile with the last one repeated, written through a scratch."""
+    stride, arranged, scratch = _stride(a), a.stored == BFLOAT16, np.empty((DOT_ROWS, DOT_COLUMNS), np.float32)
+    last = weights + (columns - 1) * stride
+    second, third = min(weights + stride, last), min(weights + 2 * stride, last)
+    for first in range(0, rows, DOT_ROWS):
+        count = min(rows - first, DOT_ROWS)
+        dot_tile(
+            a.stored, arranged, count, x + first * x_stride, x_stride, weights, second, third, last, a.depth,
+            address_of(scratch), 4 * DOT_COLUMNS, 4, 0, 0,
+        )  # fmt: skip
+        for row in range(count):
+            for column in range(columns):
+                store_float(out + (first + row) * a.num_columns * 4 + 4 * column, scratch[row, column])
 
 
 @native
@@ -91,46 +104,39 @@ def _scale_row(target: int, scales: int, count: int) -> None:
         store_float(target + 4 * index, load_float(target + 4 * index) * load_float(scales + 4 * index))
 
 
+@native
+def _complete(a: Record, row: int, column: int, columns: int) -> None:
+    """Scales, bias and residual of one row, whose products are in `out`."""
+    out = a.out + (row * a.num_columns + column) * 4
+    if a.scales:
+        _scale_row(out, a.scales + column * 4, columns)
+    if a.bias:
+        _add_row(out, a.bias + column * 4, columns)
+    if a.residual:
+        _add_row(out, a.residual + (row * a.num_columns + column) * 4, columns)
+
+
 @task_body(_LINEAR)
 def _linear_task(args: Record, task: int) -> None:
     a = carray(args, 1)[0]
-    row, column = (task // a.column_blocks) * a.rows_per_task, (task % a.column_blocks) * a.columns_per_task
-    row_end = min(row + a.rows_per_task, a.num_rows)
-    column_end = min(column + a.columns_per_task, a.num_columns)
-    paired = MULTIPLIES_PAIRS and a.stored == BFLOAT16
-    rounded = np.empty(DOT_ROWS * a.depth if paired else 0, np.uint16)
-    weight_stride, out_stride = a.depth * (a.stored & BYTES_MASK), a.num_columns * 4
-    while row < row_end:
-        # as even as possible: 7 rows are 4 + 3, not 6 + 1
-        rows = -(-(row_end - row) // (-(-(row_end - row) // DOT_ROWS)))
-        x, x_stride = a.x + row * a.x_stride, a.x_stride
-        if paired:
+    first_row, column = (task // a.column_blocks) * a.rows_per_task, (task % a.column_blocks) * a.columns_per_task
+    row_end, columns = min(first_row + a.rows_per_task, a.num_rows), min(a.columns_per_task, a.num_columns - column)
+    whole = columns & -DOT_COLUMNS
+    weights = a.weight + column * _stride(a)
+    arranged, arranged_stride = a.stored == BFLOAT16, arranged_bytes(a.depth)
+    arrangement = np.empty(a.rows_at_once * arranged_stride if arranged else 0, np.uint8)
+    for row in range(first_row, row_end, a.rows_at_once):
+        rows, x, x_stride = min(a.rows_at_once, row_end - row), a.x + row * a.x_stride, a.x_stride
+        out = a.out + (row * a.num_columns + column) * 4
+        if arranged:
             for index in range(rows):
-                store_row(x + index * x_stride, address_of(rounded) + 2 * index * a.depth, a.depth, BFLOAT16)
-            x, x_stride = address_of(rounded), 2 * a.depth
-        quarter = (column_end - column) // DOT_COLUMNS
-        jump = quarter * weight_stride
-        for index in range(column, column + quarter):
-            w, out = a.weight + index * weight_stride, a.out + row * out_stride + index * 4
-            dot_tile(
-                a.stored, paired, rows, x, x_stride, w, w + jump, w + 2 * jump, w + 3 * jump, a.depth,
-                out, out_stride, quarter * 4, _AHEAD_BYTES,
-            )  # fmt: skip
-        first = column + quarter * DOT_COLUMNS
-        if first < column_end:
-            w, out = a.weight + first * weight_stride, a.out + row * out_stride + first * 4
-            _tail_tile(
-                a.stored, paired, rows, x, x_stride, w, weight_stride, column_end - first, a.depth, out, out_stride
-            )
+                arrange_row(x + index * x_stride, address_of(arrangement) + index * arranged_stride, a.depth)
+            x, x_stride = address_of(arrangement), arranged_stride
+        _tiles(a, rows, x, x_stride, weights, whole, out)
+        if whole < columns:
+            _last_columns(a, rows, x, x_stride, weights + whole * _stride(a), columns - whole, out + whole * 4)
         for index in range(row, row + rows):
-            out = a.out + index * out_stride + column * 4
-            if a.scales:
-                _scale_row(out, a.scales + column * 4, column_end - column)
-            if a.bias:
-                _add_row(out, a.bias + column * 4, column_end - column)
-            if a.residual:
-                _add_row(out, a.residual + index * out_stride + column * 4, column_end - column)
-        row += rows
+            _complete(a, index, column, columns)
 
 
 @native
@@ -163,6 +169,7 @@ def launch_linear(
     a.columns_per_task = max(DOT_COLUMNS, columns // DOT_COLUMNS * DOT_COLUMNS)
     a.column_blocks = -(-num_columns // a.columns_per_task)
     a.rows_per_task = _ROW_BLOCK
+    a.rows_at_once = num_rows if num_rows <= _FEW_ROWS else DOT_ROWS
     launch(team, function, args, a.column_blocks * -(-num_rows // _ROW_BLOCK))
 
 

@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from cluster.runtime.kernels.attention_softmax import softmax
 from cluster.runtime.kernels.compiling import Record, Records, native, task_body
+from cluster.runtime.kernels.dot_tiles import DOT_COLUMNS, DOT_ROWS, dot_tile
+from cluster.runtime.kernels.emit import LANES, LINE_BYTES
 from cluster.runtime.kernels.formats import BYTES_MASK
 from cluster.runtime.kernels.simd import (
-    LANES,
     address_of,
     broadcast,
     exp,
@@ -40,18 +41,19 @@ from cluster.runtime.kernels.simd import (
     load_int32,
     load_int64,
     load_part,
+    prefetch,
     store,
     store_part,
 )
+from cluster.runtime.kernels.sum_tiles import SUM_ROWS, accumulate
 from cluster.runtime.kernels.team import launch
-from cluster.runtime.kernels.tiles import DOT_COLUMNS, DOT_ROWS, SUM_ROWS, accumulate, dot_tile
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
 SPAN = 256  # keys per span; a multiple of LANES
 _TILE_ROWS = 48  # query rows of one tile: its scores of a span (48 KiB) stay in the second-level cache
-_AHEAD_KEYS = 8  # to prefetch: a head's keys lie apart, and at the end of a block the next ones are elsewhere
+_AHEAD_KEYS = 16  # to prefetch: a head's keys and values lie apart, and after a block's end they are elsewhere
 _TASKS_PER_THREAD = 3  # with fewer tiles than this, spans become tasks
 _ENTRY_BYTES = 40  # a row of _plan_tiles' result
 
@@ -65,7 +67,8 @@ ATTENTION = np.dtype(
             "num_seqs", "num_heads", "num_kv_heads", "head_dim", "block_size", "stored",  # their Format
             "window",  # keys that a row sees; 0: all
             "tile_function", "span_function", "merge_function", "num_threads",
-            "tile_tokens", "tiles", "spans", "partials", "partial_rows",  # filled in by launch_attention
+            # filled in by launch_attention
+            "tile_tokens", "heads_per_task", "tiles", "spans", "partials", "partial_rows",
         )
     ]
     + [("scale", np.float64), ("softcap", np.float64)]  # softcap 0: none
@@ -109,12 +112,21 @@ def _key_offsets(table: int, block_size: int, token_stride: int, start: int, cou
 
 
 @native
-def _scores(a: Record, keys: int, tile: _Tile) -> None:
-    """scores[row, key] for every row of the tile that sees the key."""
+def _prefetch(place: int, num_bytes: int) -> None:
+    for start in range(0, num_bytes, LINE_BYTES):
+        prefetch(place + start)
+
+
+@native
+def _scores(a: Record, keys: int, values: int, tile: _Tile) -> None:
+    """scores[row, key] for every row of the tile that sees the key; fetches the values for _weigh on the way."""
     query, offsets, visible = tile.query, tile.offsets, tile.visible
-    num_rows, stride, ahead = query.shape[0], query.shape[1] * 4, _AHEAD_KEYS * a.token_stride
+    num_rows, stride, num_bytes = query.shape[0], query.shape[1] * 4, a.head_dim * (a.stored & BYTES_MASK)
     last, row = visible[-1] - 1, 0
     for key in range(0, last + 1, DOT_COLUMNS):
+        for later in range(key + _AHEAD_KEYS, min(key + _AHEAD_KEYS + DOT_COLUMNS, last + 1)):
+            _prefetch(keys + offsets[later], num_bytes)
+            _prefetch(values + offsets[later], num_bytes)
         while visible[row] <= key:
             row += 1
         k0, k1 = keys + offsets[key], keys + offsets[min(key + 1, last)]
@@ -122,7 +134,7 @@ def _scores(a: Record, keys: int, tile: _Tile) -> None:
         for first in range(row, num_rows, DOT_ROWS):
             rows = min(DOT_ROWS, num_rows - first)
             x, out = address_of(query) + first * stride, address_of(tile.scores) + (first * SPAN + key) * 4
-            dot_tile(a.stored, False, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 4, ahead)
+            dot_tile(a.stored, False, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 4, 0, 0)
 
 
 @native
@@ -175,7 +187,7 @@ def _attend_span(
         np.float32(a.scale),
         np.float32(a.softcap),
     )
-    _scores(a, a.keys + head_offset, tile)
+    _scores(a, a.keys + head_offset, a.values + head_offset, tile)
     for row in range(num_rows):
         if tile.visible[row]:
             hidden = max(first_visible + row // group - a.window - start, 0) if a.window else 0
@@ -226,11 +238,9 @@ def _partial(a: Record, span: int, head: int, num_rows: int) -> _Output:
     return _Output(carray(float_pointer(base), (num_rows, width)), stats)
 
 
-@task_body(ATTENTION)
-def _tile_task(args: Record, task: int) -> None:
+@native
+def _attend_tile(a: Record, entry: int, head: int) -> None:
     """All spans of one tile, one after the other."""
-    a = carray(args, 1)[0]
-    head, entry = task % a.num_kv_heads, a.tiles + task // a.num_kv_heads * _ENTRY_BYTES
     sequence, first_token = load_int64(entry), load_int64(entry + 8)
     tile = _new_tile(a, sequence, first_token, head)
     total = _new_output(tile.query.shape[0], tile.query.shape[1])
@@ -240,6 +250,15 @@ def _tile_task(args: Record, task: int) -> None:
         _attend_span(a, sequence, first_token, head, span, tile, part)
         _merge(total, part)
     _finish(a, first_token, head, total)
+
+
+@task_body(ATTENTION)
+def _tile_task(args: Record, task: int) -> None:
+    a = carray(args, 1)[0]
+    num_groups = a.num_kv_heads // a.heads_per_task
+    first, entry = task % num_groups * a.heads_per_task, a.tiles + task // num_groups * _ENTRY_BYTES
+    for head in range(first, first + a.heads_per_task):
+        _attend_tile(a, entry, head)
 
 
 @task_body(ATTENTION)
@@ -311,9 +330,15 @@ def _launch_spans(team: int, args: Records, tiles: IntArray, spans: IntArray, pa
 def _launch_tiles(team: int, args: Records, tiles: IntArray) -> None:
     a = args[0]
     a.tiles = address_of(tiles)
-    num_spans, num_tasks = tiles[-1, 2] + tiles[-1, 3], len(tiles) * a.num_kv_heads
-    if num_spans == len(tiles) or num_tasks >= _TASKS_PER_THREAD * a.num_threads:
-        launch(team, a.tile_function, args, num_tasks)
+    num_spans, num_tasks, wanted = (
+        tiles[-1, 2] + tiles[-1, 3],
+        len(tiles) * a.num_kv_heads,
+        _TASKS_PER_THREAD * a.num_threads,
+    )
+    if num_spans == len(tiles) or num_tasks >= wanted:
+        # a processor fetches what lies beside a head's keys as well, the other heads' keys: best for the same thread
+        a.heads_per_task = a.num_kv_heads if len(tiles) >= wanted else 1
+        launch(team, a.tile_function, args, num_tasks // a.heads_per_task)
         return
     a.partial_rows = a.tile_tokens * (a.num_heads // a.num_kv_heads)
     width = -(-a.head_dim // LANES) * LANES

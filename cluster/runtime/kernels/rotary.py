@@ -6,7 +6,8 @@ import numpy as np
 from numba import carray
 
 from cluster.runtime.kernels.compiling import Record, native, task_body
-from cluster.runtime.kernels.simd import LANES, load, load_part, store, store_part
+from cluster.runtime.kernels.emit import LANES
+from cluster.runtime.kernels.simd import load, load_part, store, store_part
 from cluster.runtime.kernels.team import launch
 
 _ROTARY = np.dtype(

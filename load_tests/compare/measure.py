@@ -159,6 +159,8 @@ def _guarded(turn: Turn, results: Results, work: Callable[[Turn], None]) -> None
             work(turn)
     except RequestFailedError as error:
         results.drop(turn.arm, f"a request failed: {error}")
+    except AbsentError as error:
+        results.drop(turn.arm, str(error))
 
 
 def _warm_up(scenario: Scenario, heldout: Heldout, turn: Turn) -> None:

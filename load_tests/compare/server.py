@@ -27,6 +27,7 @@ class Server:
     """Owns a running server, its log, and the highest memory seen while it was awake."""
 
     port: int
+    ready_path: str
     log: Path
     process: subprocess.Popen[bytes]
     guard: Guard
@@ -34,8 +35,13 @@ class Server:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let it run, and freeze it afterwards. Its memory is sampled meanwhile."""
+        """Let it run, and freeze it afterwards. Its memory is sampled meanwhile.
+
+        Timers have run out while it was frozen: connections between its processes may be closed as they are used, so
+        it is asked until it answers. Raises AbsentError if it does not.
+        """
         process_tree.wake(self.process.pid)
+        _wait_until_ready(self, lambda line: None)
         done = threading.Event()
         sampler = threading.Thread(target=self._sample, args=(done,), daemon=True)
         sampler.start()
@@ -82,10 +88,10 @@ def start_server(command: ServerCommand, port: int, log: Path, guard: Guard, say
             stderr=subprocess.STDOUT,
             start_new_session=True,  # the terminal's Ctrl-C is this program's to pass on
         )
-    server = Server(port, log, process, guard)
+    server = Server(port, command.ready_path, log, process, guard)
     guard.watch(process.pid)
     try:
-        _wait_until_ready(server, command.ready_path, say)
+        _wait_until_ready(server, say)
     except BaseException:
         end_servers([server])
         raise
@@ -100,13 +106,13 @@ def end_servers(servers: Collection[Server]) -> None:
         server.guard.release(server.process.pid)
 
 
-def _wait_until_ready(server: Server, path: str, say: Say) -> None:
+def _wait_until_ready(server: Server, say: Say) -> None:
     begun = time.monotonic()
     while (waited := time.monotonic() - begun) < START_LIMIT_S:
         if server.process.poll() is not None:
             raise AbsentError(f"its server ended with status {server.process.returncode}: {last_words(server.log)}")
         say(f"starting, {waited:.0f} s")
-        if _answers(server.port, path):
+        if _answers(server.port, server.ready_path):
             return
         time.sleep(0.25)
     raise AbsentError(f"its server did not answer within {START_LIMIT_S:.0f} s: {last_words(server.log)}")

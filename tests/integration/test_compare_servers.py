@@ -21,14 +21,23 @@ from load_tests.compare.workload import Ask, Closed
 
 pytestmark = pytest.mark.integration
 
-# Has a child, and streams as many tokens as it is asked for.
+# Has a child, and streams as many tokens as it is asked for. Once frozen, it drops the first connection afterwards.
 STUB = """
-import json, subprocess, sys
+import json, signal, subprocess, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
 
+stale = []
+signal.signal(signal.SIGCONT, lambda *_: stale.append(True))
+
 class Handler(BaseHTTPRequestHandler):
+    def handle(self):
+        if stale:
+            stale.clear()
+        else:
+            super().handle()
+
     def do_GET(self):
         self.send_response(200)
         self.end_headers()

@@ -9,10 +9,11 @@ from torch import Tensor
 from cluster.runtime.attention import PLAIN, AttentionOptions
 from cluster.runtime.cpu_kernels import FORMATS
 from cluster.runtime.input_batch import InputBatch
+from cluster.runtime.kernels.attention_tile import ATTENTION
 from cluster.runtime.kernels.compiling import Records
 from cluster.runtime.kernels.formats import Format
 from cluster.runtime.kernels.kv_write import KV_WRITE, kv_write_function, launch_kv_write
-from cluster.runtime.kernels.paged_attention import ATTENTION, attention_functions, launch_attention
+from cluster.runtime.kernels.paged_attention import attention_functions, launch_attention
 from cluster.runtime.threads import kernel_team
 
 _CACHE_FORMATS = (Format.FLOAT32, Format.BFLOAT16, Format.FLOAT16)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from cluster.runtime.kernels.attention_tile import ATTENTION
 from cluster.runtime.kernels.compiling import Record, Records, native
 from cluster.runtime.kernels.elementwise import launch_gated_silu, launch_rms_norm
 from cluster.runtime.kernels.formats import BYTES_MASK
 from cluster.runtime.kernels.kv_write import KV_WRITE, launch_kv_write
 from cluster.runtime.kernels.linear import launch_linear
-from cluster.runtime.kernels.paged_attention import ATTENTION, launch_attention
+from cluster.runtime.kernels.paged_attention import launch_attention
 from cluster.runtime.kernels.rotary import launch_rotary
 
 # One layer's addresses. Scales, biases and qk_norm may be 0; matrices are [out_features, in_features], norms float32.

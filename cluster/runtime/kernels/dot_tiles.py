@@ -1,4 +1,4 @@
-"""The inner loop of matrix products and of attention's scores, a block of accumulators that never leaves the registers.
+"""The inner loop of matrix products, a block of accumulators that never leaves the registers.
 
     dot tile          out[row, 0..3] = sum_k x[row, k] * w_j[k]       up to 6 rows x 4 vectors w_0 .. w_3
 
@@ -183,9 +183,9 @@ def _dot_tile(stored: Format, factors: _Factors = _WIDENED) -> Any:
     )
 
 
-_dot_float32, _dot_bfloat16 = _dot_tile(Format.FLOAT32), _dot_tile(Format.BFLOAT16)
-_dot_arranged = _dot_tile(Format.BFLOAT16, _PAIRED if MULTIPLIES_PAIRS else _HALVED)
-_dot_float16, _dot_int8 = _dot_tile(Format.FLOAT16), _dot_tile(Format.INT8)
+_dot_bfloat16 = _dot_tile(Format.BFLOAT16, _PAIRED if MULTIPLIES_PAIRS else _HALVED)
+_dot_float32, _dot_float16 = _dot_tile(Format.FLOAT32), _dot_tile(Format.FLOAT16)
+_dot_int8 = _dot_tile(Format.INT8)
 
 
 def _emit_store_halves(builder: ir.IRBuilder, address: ir.Value, first: ir.Value, second: ir.Value) -> None:
@@ -225,7 +225,6 @@ def arrange_row(source: int, target: int, depth: int) -> None:
 @native
 def dot_tile(
     stored: int,
-    arranged: bool,
     num_rows: int,
     x: int,
     x_stride: int,
@@ -242,13 +241,11 @@ def dot_tile(
 ) -> None:
     """out[row, j] = dot(x[row], w_j) for 1 <= num_rows <= 6 rows and four vectors of `depth` elements.
 
-    stored: the Format of w; strides are bytes between rows, out_step between out's columns; x and out are float32.
-    arranged: x is as arrange_row leaves it, and w is bfloat16. ahead, speed: what to prefetch meanwhile, from so many
-    bytes past each column's first element on, speed / FULL_SPEED bytes per element.
+    stored: the Format of w; strides are bytes between rows, out_step between out's columns; x and out are float32, but
+    for bfloat16 weights x is as arrange_row leaves it. ahead, speed: what to prefetch meanwhile, from so many bytes
+    past each column's first element on, speed / FULL_SPEED bytes per element.
     """
-    if arranged:
-        _dot_arranged(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, out_step, ahead, speed)
-    elif stored == BFLOAT16:
+    if stored == BFLOAT16:
         _dot_bfloat16(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, out_step, ahead, speed)
     elif stored == INT8:
         _dot_int8(num_rows, x, x_stride, w0, w1, w2, w3, depth, out, out_stride, out_step, ahead, speed)

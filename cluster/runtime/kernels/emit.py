@@ -192,6 +192,18 @@ def emit_sum(builder: ir.IRBuilder, a: ir.Value) -> ir.Value:
     return emit_sums(builder, [a])[0]
 
 
+def transpose(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Sixteen vectors of sixteen lanes: lane i of row j becomes lane j of row i."""
+    turned, lanes = list(rows), range(LANES)
+    for step in (8, 4, 2, 1):
+        stays = [lane if not lane & step else lane - step + LANES for lane in lanes]
+        moves = [lane + step if not lane & step else lane + LANES for lane in lanes]
+        for first in (row for row in lanes if not row & step):
+            a, b = turned[first], turned[first + step]
+            turned[first], turned[first + step] = shuffle(builder, a, b, stays), shuffle(builder, a, b, moves)
+    return turned
+
+
 def emit_max(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
     """Lane-wise maximum."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)

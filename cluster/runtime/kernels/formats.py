@@ -29,7 +29,10 @@ from cluster.runtime.kernels.emit import (
 from cluster.runtime.kernels.simd import (
     float32x16,
     load,
+    load_bf16,
+    load_bf16_part,
     load_part,
+    operation1,
     operation2,
     operation3,
     store,
@@ -56,7 +59,7 @@ class Format(Enum):
 
 
 BYTES_MASK = 15
-BFLOAT16, FLOAT16, INT8 = Format.BFLOAT16.value, Format.FLOAT16.value, Format.INT8.value  # for compiled code
+FLOAT32, BFLOAT16, FLOAT16, INT8 = (member.value for member in Format)  # for compiled code
 
 
 def emit_load_as(builder: ir.IRBuilder, stored: Format, address: ir.Value) -> ir.Value:
@@ -97,6 +100,10 @@ def _store_fp16_part(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, 
     store_lanes(builder, address, builder.fptrunc(value, _V16F16), count)
 
 
+load_fp16 = operation1(float32x16, types.intp, lambda builder, a: emit_load_as(builder, Format.FLOAT16, a))
+load_fp16_part = operation2(
+    float32x16, types.intp, types.intp, lambda builder, a, count: emit_load_part_as(builder, Format.FLOAT16, a, count)
+)
 store_fp16 = operation2(types.void, types.intp, float32x16, _store_fp16)
 store_fp16_part = operation3(types.void, types.intp, float32x16, types.intp, _store_fp16_part)
 
@@ -120,3 +127,24 @@ def store_row(source: int, target: int, count: int, stored: int) -> None:
             store_fp16_part(place, rest, count - whole)
         else:
             store_part(place, rest, count - whole)
+
+
+@native
+def load_row(source: int, target: int, count: int, stored: int) -> None:
+    """`count` adjacent numbers of a Format as float32, but for int8, whose scales are elsewhere."""
+    whole = count & -LANES
+    for index in range(0, whole, LANES):
+        if stored == BFLOAT16:
+            store(target + 4 * index, load_bf16(source + 2 * index))
+        elif stored == FLOAT16:
+            store(target + 4 * index, load_fp16(source + 2 * index))
+        else:
+            store(target + 4 * index, load(source + 4 * index))
+    if whole < count:
+        place, rest = source + whole * (stored & BYTES_MASK), count - whole
+        if stored == BFLOAT16:
+            store_part(target + 4 * whole, load_bf16_part(place, rest), rest)
+        elif stored == FLOAT16:
+            store_part(target + 4 * whole, load_fp16_part(place, rest), rest)
+        else:
+            store_part(target + 4 * whole, load_part(place, rest), rest)

@@ -54,7 +54,7 @@ def _stride(a: Record) -> int:
 @native
 def _tiles(a: Record, rows: int, x: int, x_stride: int, weights: int, columns: int, out: int) -> None:
     """All columns but the last few, which do not fill a tile."""
-    stride, out_stride, arranged = _stride(a), a.num_columns * 4, a.stored == BFLOAT16
+    stride, out_stride = _stride(a), a.num_columns * 4
     quarter, groups = columns // DOT_COLUMNS, -(-rows // DOT_ROWS)
     jump = quarter * stride
     ahead, share = (_AHEAD_BYTES, 0) if groups == 1 else (stride, -(-stride // groups))
@@ -64,7 +64,7 @@ def _tiles(a: Record, rows: int, x: int, x_stride: int, weights: int, columns: i
         for group in range(groups):
             count = -(-(rows - done) // (groups - group))  # as even as possible: 7 rows are 4 + 3, not 6 + 1
             dot_tile(
-                a.stored, arranged, count, x + done * x_stride, x_stride,
+                a.stored, count, x + done * x_stride, x_stride,
                 w, w + jump, w + 2 * jump, w + 3 * jump, a.depth,
                 out + done * out_stride + column * 4, out_stride, quarter * 4, ahead + group * share, speed,
             )  # fmt: skip
@@ -74,13 +74,13 @@ def _tiles(a: Record, rows: int, x: int, x_stride: int, weights: int, columns: i
 @native
 def _last_columns(a: Record, rows: int, x: int, x_stride: int, weights: int, columns: int, out: int) -> None:
     """One to three columns: the same tile with the last one repeated, written through a scratch."""
-    stride, arranged, scratch = _stride(a), a.stored == BFLOAT16, np.empty((DOT_ROWS, DOT_COLUMNS), np.float32)
+    stride, scratch = _stride(a), np.empty((DOT_ROWS, DOT_COLUMNS), np.float32)
     last = weights + (columns - 1) * stride
     second, third = min(weights + stride, last), min(weights + 2 * stride, last)
     for first in range(0, rows, DOT_ROWS):
         count = min(rows - first, DOT_ROWS)
         dot_tile(
-            a.stored, arranged, count, x + first * x_stride, x_stride, weights, second, third, last, a.depth,
+            a.stored, count, x + first * x_stride, x_stride, weights, second, third, last, a.depth,
             address_of(scratch), 4 * DOT_COLUMNS, 4, 0, 0,
         )  # fmt: skip
         for row in range(count):

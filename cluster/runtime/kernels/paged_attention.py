@@ -5,10 +5,9 @@ token by token, so the number of keys that a row sees never falls from one row t
 
     rows    | token t: group heads 0 .. g-1 | token t + 1: ... |
 
-Keys go by in spans of 256 from position 0. For one span: scores of all rows by dot tiles, softmax row by row, weighted
-values by accumulate tiles; then the span's (max, sum, output) is merged into the row's. A key and a value are thus
-read once for the whole tile, where they lie. Spans start at fixed positions and merge in order, and a row takes part
-in a span with the keys it sees only: its bits depend on its own query and context alone.
+Keys go by in spans of 256 from position 0 (attention_tile), and each span's (max, sum, output) is merged into the
+row's. Spans start at fixed positions and merge in order, and a row takes part in a span with the keys it sees only: its
+bits depend on its own query and context alone.
 
 With a window w a row at position p sees the keys p - w + 1 .. p. Keys before them have weight 0, which changes no bit
 of a sum, and spans that no row of a tile sees are left out.
@@ -19,17 +18,23 @@ arithmetic in the same order, on more threads.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import carray
-from numpy.typing import NDArray
 
-from cluster.runtime.kernels.attention_softmax import softmax
+from cluster.runtime.kernels.attention_tile import (
+    ATTENTION,
+    SPAN,
+    FloatArray,
+    IntArray,
+    Output,
+    Tile,
+    attend_span,
+    load_queries,
+    new_output,
+    new_tile,
+)
 from cluster.runtime.kernels.compiling import Record, Records, native, task_body
-from cluster.runtime.kernels.dot_tiles import DOT_COLUMNS, DOT_ROWS, dot_tile
-from cluster.runtime.kernels.emit import LANES, LINE_BYTES
-from cluster.runtime.kernels.formats import BYTES_MASK
+from cluster.runtime.kernels.emit import LANES
 from cluster.runtime.kernels.simd import (
     address_of,
     broadcast,
@@ -40,164 +45,18 @@ from cluster.runtime.kernels.simd import (
     load,
     load_int32,
     load_int64,
-    load_part,
-    prefetch,
     store,
     store_part,
 )
-from cluster.runtime.kernels.sum_tiles import SUM_ROWS, accumulate
 from cluster.runtime.kernels.team import launch
 
-FloatArray = NDArray[np.float32]
-IntArray = NDArray[np.int64]
-
-SPAN = 256  # keys per span; a multiple of LANES
 _TILE_ROWS = 48  # query rows of one tile: its scores of a span (48 KiB) stay in the second-level cache
-_AHEAD_KEYS = 16  # to prefetch: a head's keys and values lie apart, and after a block's end they are elsewhere
 _TASKS_PER_THREAD = 3  # with fewer tiles than this, spans become tasks
 _ENTRY_BYTES = 40  # a row of _plan_tiles' result
 
-ATTENTION = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "query", "keys", "values", "out",  # addresses; query and out are float32
-            "block_table", "query_start", "context_len",  # addresses of int32
-            "query_stride", "token_stride", "table_stride",  # bytes
-            "num_seqs", "num_heads", "num_kv_heads", "head_dim", "block_size", "stored",  # their Format
-            "window",  # keys that a row sees; 0: all
-            "tile_function", "span_function", "merge_function", "num_threads",
-            # filled in by launch_attention
-            "tile_tokens", "heads_per_task", "tiles", "spans", "partials", "partial_rows",
-        )
-    ]
-    + [("scale", np.float64), ("softcap", np.float64)]  # softcap 0: none
-)  # fmt: skip
-
-
-class _Tile(NamedTuple):
-    """The working memory of one tile."""
-
-    query: FloatArray  # [num_rows, width], width = head_dim rounded up to whole vectors
-    scores: FloatArray  # [num_rows, SPAN], then the softmax weights
-    offsets: IntArray  # [SPAN] bytes from the layer's first key to each key of the span
-    visible: IntArray  # [num_rows] keys of the span that the row sees
-
-
-class _Output(NamedTuple):
-    """Softmax output of some keys: not yet divided by the sum of the weights."""
-
-    rows: FloatArray  # [num_rows, width]
-    stats: FloatArray  # [num_rows, 2]: largest score, sum of exp(score - largest)
-
 
 @native
-def _new_output(num_rows: int, width: int) -> _Output:
-    stats = np.zeros((num_rows, 2), np.float32)
-    stats[:, 0] = -np.inf
-    return _Output(np.zeros((num_rows, width), np.float32), stats)
-
-
-@native
-def _key_offsets(table: int, block_size: int, token_stride: int, start: int, count: int, offsets: IntArray) -> None:
-    index = 0
-    while index < count:
-        position = start + index
-        inside = position % block_size
-        slot = load_int32(table + 4 * (position // block_size)) * block_size + inside
-        run = min(block_size - inside, count - index)
-        for step in range(run):
-            offsets[index + step] = (slot + step) * token_stride
-        index += run
-
-
-@native
-def _prefetch(place: int, num_bytes: int) -> None:
-    for start in range(0, num_bytes, LINE_BYTES):
-        prefetch(place + start)
-
-
-@native
-def _scores(a: Record, keys: int, values: int, tile: _Tile) -> None:
-    """scores[row, key] for every row of the tile that sees the key; fetches the values for _weigh on the way."""
-    query, offsets, visible = tile.query, tile.offsets, tile.visible
-    num_rows, stride, num_bytes = query.shape[0], query.shape[1] * 4, a.head_dim * (a.stored & BYTES_MASK)
-    last, row = visible[-1] - 1, 0
-    for key in range(0, last + 1, DOT_COLUMNS):
-        for later in range(key + _AHEAD_KEYS, min(key + _AHEAD_KEYS + DOT_COLUMNS, last + 1)):
-            _prefetch(keys + offsets[later], num_bytes)
-            _prefetch(values + offsets[later], num_bytes)
-        while visible[row] <= key:
-            row += 1
-        k0, k1 = keys + offsets[key], keys + offsets[min(key + 1, last)]
-        k2, k3 = keys + offsets[min(key + 2, last)], keys + offsets[min(key + 3, last)]
-        for first in range(row, num_rows, DOT_ROWS):
-            rows = min(DOT_ROWS, num_rows - first)
-            x, out = address_of(query) + first * stride, address_of(tile.scores) + (first * SPAN + key) * 4
-            dot_tile(a.stored, False, rows, x, stride, k0, k1, k2, k3, a.head_dim, out, SPAN * 4, 4, 0, 0)
-
-
-@native
-def _weigh(a: Record, values: int, tile: _Tile, output: _Output) -> None:
-    """output[row] += sum of weights[row, key] * value[key] over the keys that the row sees."""
-    num_rows, stride, visible = len(tile.visible), output.rows.shape[1] * 4, tile.visible
-    for first in range(0, num_rows, SUM_ROWS):
-        rows, common = min(SUM_ROWS, num_rows - first), visible[first]  # the first row of a group sees the fewest
-        p, out = address_of(tile.scores) + first * SPAN * 4, address_of(output.rows) + first * stride
-        places = address_of(tile.offsets)
-        accumulate(a.stored, rows, p, SPAN * 4, places, values, common, out, stride, a.head_dim)
-        for row in range(rows):
-            rest = visible[first + row] - common
-            p_row, out_row = p + (row * SPAN + common) * 4, out + row * stride
-            accumulate(a.stored, 1, p_row, 0, places + 8 * common, values, rest, out_row, 0, a.head_dim)
-
-
-@native
-def _new_tile(a: Record, sequence: int, first_token: int, head: int) -> _Tile:
-    """Working memory with the tile's queries in it."""
-    group, row_end = a.num_heads // a.num_kv_heads, load_int32(a.query_start + 4 * sequence + 4)
-    num_rows = min(a.tile_tokens, row_end - first_token) * group
-    query = np.empty((num_rows, -(-a.head_dim // LANES) * LANES), np.float32)
-    for row in range(num_rows):
-        token, query_head = first_token + row // group, head * group + row % group
-        source, target = a.query + token * a.query_stride + query_head * a.head_dim * 4, address_of(query[row])
-        whole = a.head_dim & -LANES
-        for index in range(0, whole, LANES):
-            store(target + 4 * index, load(source + 4 * index))
-        if whole < a.head_dim:
-            store(target + 4 * whole, load_part(source + 4 * whole, a.head_dim - whole))
-    scores = np.empty((num_rows, SPAN), np.float32)
-    return _Tile(query, scores, np.empty(SPAN, np.int64), np.empty(num_rows, np.int64))
-
-
-@native
-def _attend_span(
-    a: Record, sequence: int, first_token: int, head: int, span: int, tile: _Tile, output: _Output
-) -> None:
-    """One span's output; `output` holds zeros before."""
-    num_rows, group, start = len(tile.visible), a.num_heads // a.num_kv_heads, span * SPAN
-    row_end = load_int32(a.query_start + 4 * sequence + 4)
-    first_visible = load_int32(a.context_len + 4 * sequence) - row_end + first_token + 1
-    for row in range(num_rows):
-        tile.visible[row] = min(max(first_visible + row // group - start, 0), SPAN)
-    table = a.block_table + sequence * a.table_stride
-    _key_offsets(table, a.block_size, a.token_stride, start, tile.visible[-1], tile.offsets)
-    head_offset, scale, softcap = (
-        head * a.head_dim * (a.stored & BYTES_MASK),
-        np.float32(a.scale),
-        np.float32(a.softcap),
-    )
-    _scores(a, a.keys + head_offset, a.values + head_offset, tile)
-    for row in range(num_rows):
-        if tile.visible[row]:
-            hidden = max(first_visible + row // group - a.window - start, 0) if a.window else 0
-            largest, weight_sum = softmax(tile.scores[row], hidden, tile.visible[row], scale, softcap)
-            output.stats[row, 0], output.stats[row, 1] = largest, weight_sum
-    _weigh(a, a.values + head_offset, tile, output)
-
-
-@native
-def _merge(total: _Output, part: _Output) -> None:
+def _merge(total: Output, part: Output) -> None:
     """Add the next span's output to what the spans before it gave."""
     width = total.rows.shape[1]
     for row in range(len(total.rows)):
@@ -214,7 +73,7 @@ def _merge(total: _Output, part: _Output) -> None:
 
 
 @native
-def _finish(a: Record, first_token: int, head: int, total: _Output) -> None:
+def _finish(a: Record, first_token: int, head: int, total: Output) -> None:
     """Divide by the sums of the weights and store the rows."""
     group = a.num_heads // a.num_kv_heads
     for row in range(len(total.rows)):
@@ -230,24 +89,24 @@ def _finish(a: Record, first_token: int, head: int, total: _Output) -> None:
 
 
 @native
-def _partial(a: Record, span: int, head: int, num_rows: int) -> _Output:
+def _partial(a: Record, span: int, head: int, num_rows: int) -> Output:
     """Where the output of one span of the step lies while spans are tasks."""
     width = -(-a.head_dim // LANES) * LANES
     base = a.partials + (span * a.num_kv_heads + head) * a.partial_rows * (width + 2) * 4
     stats = carray(float_pointer(base + num_rows * width * 4), (num_rows, 2))
-    return _Output(carray(float_pointer(base), (num_rows, width)), stats)
+    return Output(carray(float_pointer(base), (num_rows, width)), stats)
 
 
 @native
-def _attend_tile(a: Record, entry: int, head: int) -> None:
+def _attend_tile(a: Record, entry: int, head: int, tile: Tile) -> None:
     """All spans of one tile, one after the other."""
     sequence, first_token = load_int64(entry), load_int64(entry + 8)
-    tile = _new_tile(a, sequence, first_token, head)
-    total = _new_output(tile.query.shape[0], tile.query.shape[1])
+    load_queries(a, first_token, head, tile.query)
+    total = new_output(tile.query.shape[0], tile.query.shape[1])
     skipped = load_int64(entry + 32)
     for span in range(skipped, skipped + load_int64(entry + 24)):
-        part = _new_output(tile.query.shape[0], tile.query.shape[1])
-        _attend_span(a, sequence, first_token, head, span, tile, part)
+        part = new_output(tile.query.shape[0], tile.query.shape[1])
+        attend_span(a, sequence, first_token, head, span, tile, part)
         _merge(total, part)
     _finish(a, first_token, head, total)
 
@@ -257,8 +116,9 @@ def _tile_task(args: Record, task: int) -> None:
     a = carray(args, 1)[0]
     num_groups = a.num_kv_heads // a.heads_per_task
     first, entry = task % num_groups * a.heads_per_task, a.tiles + task // num_groups * _ENTRY_BYTES
+    tile = new_tile(a, load_int64(entry), load_int64(entry + 8))
     for head in range(first, first + a.heads_per_task):
-        _attend_tile(a, entry, head)
+        _attend_tile(a, entry, head, tile)
 
 
 @task_body(ATTENTION)
@@ -268,12 +128,13 @@ def _span_task(args: Record, task: int) -> None:
     head, index = task % a.num_kv_heads, task // a.num_kv_heads
     entry = a.tiles + load_int64(a.spans + 8 * index) * _ENTRY_BYTES
     sequence, first_token, first_span = load_int64(entry), load_int64(entry + 8), load_int64(entry + 16)
-    tile = _new_tile(a, sequence, first_token, head)
+    tile = new_tile(a, sequence, first_token)
+    load_queries(a, first_token, head, tile.query)
     part = _partial(a, index, head, tile.query.shape[0])
     part.rows[:] = 0
     part.stats[:, 0], part.stats[:, 1] = -np.inf, 0
     span = load_int64(entry + 32) + index - first_span
-    _attend_span(a, sequence, first_token, head, span, tile, part)
+    attend_span(a, sequence, first_token, head, span, tile, part)
 
 
 @task_body(ATTENTION)
@@ -284,7 +145,7 @@ def _merge_task(args: Record, task: int) -> None:
     sequence, first_token, first_span = load_int64(entry), load_int64(entry + 8), load_int64(entry + 16)
     row_end = load_int32(a.query_start + 4 * sequence + 4)
     num_rows = min(a.tile_tokens, row_end - first_token) * (a.num_heads // a.num_kv_heads)
-    total = _new_output(num_rows, -(-a.head_dim // LANES) * LANES)
+    total = new_output(num_rows, -(-a.head_dim // LANES) * LANES)
     for span in range(load_int64(entry + 24)):
         _merge(total, _partial(a, first_span + span, head, num_rows))
     _finish(a, first_token, head, total)

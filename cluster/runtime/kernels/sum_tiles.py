@@ -1,7 +1,8 @@
-"""The inner loop of weighted sums in attention, a block of accumulators that never leaves the registers.
+"""The inner loop of attention, a block of accumulators that never leaves the registers.
 
     accumulate tile   out[row, 0..63] += sum_j p[row, j] * v_j[0..63]  up to 4 rows x 64 columns
 
+With weights p it sums values v_j; with a query's features p it sums the rows of keys that lie side by side, to scores.
 Each column adds its products in the order of j, fused, on top of what `out` holds. So a row's result does not depend on
 the tile it was in.
 """

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from cluster.config import ClusterConfig, DType, ModelConfig, PoolConfig, RouterConfig, SpeculationConfig
+from cluster.config import ClusterConfig, DType, ModelConfig, PoolConfig, Quantization, RouterConfig, SpeculationConfig
 from cluster.messages.request import DraftLengthMode, HoldMode
 from cluster.runtime.model_store import resolve_model
 from load_tests.prompts import heldout_prompts
@@ -86,7 +86,9 @@ def bench_config(max_draft_tokens: int, dtype: DType) -> ClusterConfig:
             ModelConfig(
                 name=MODEL,
                 target=PoolConfig(path=MODEL, num_threads=NUM_THREADS, **pool),
-                draft=PoolConfig(path="smollm2-135m-draft", num_threads=1, **pool),
+                draft=PoolConfig(
+                    path="smollm2-135m-draft", num_threads=NUM_THREADS, quantization=Quantization.INT8, **pool
+                ),
             ),
         ),
         speculation=SpeculationConfig(

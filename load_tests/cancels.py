@@ -105,7 +105,10 @@ def memory_table(memory: list[dict[str, float]]) -> Table:
     table = Table("process", *(f"MiB after {quarter}/4" for quarter in range(1, len(memory) + 1)))
     for title in sorted(memory[-1], key=lambda title: -memory[-1][title]):
         if memory[-1][title] >= _SMALLEST_MIB:
-            table.add_row(title[:_TITLE_LENGTH], *(f"{sizes.get(title, 0):.0f}" for sizes in memory))
+            table.add_row(
+                title.removeprefix("ray::ServeReplica:")[:_TITLE_LENGTH],
+                *(f"{sizes.get(title, 0):.0f}" for sizes in memory),
+            )
     table.add_row("all", *(f"{sum(sizes.values()):.0f}" for sizes in memory))
     return table
 

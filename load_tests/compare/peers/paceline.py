@@ -48,7 +48,7 @@ class Paceline:
 def cluster_config(arm: Arm, conditions: Conditions, port: int) -> ClusterConfig:
     """Of an arm: KV for every stream at full length, and speculation as it is by default."""
     target = _pool(conditions, conditions.model, quantization=_QUANTIZATIONS[arm.weights])
-    draft = _pool(conditions, conditions.draft) if arm.drafting is Drafting.MODEL else None
+    draft = _pool(conditions, conditions.draft, Quantization.INT8) if arm.drafting is Drafting.MODEL else None
     return ClusterConfig(
         models=(ModelConfig(name=_MODEL, target=target, draft=draft),),
         router=RouterConfig(http_port=port, grpc_port=free_port()),

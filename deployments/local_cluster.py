@@ -13,7 +13,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from cluster.config import ClusterConfig
 from deployments.app import build
 from deployments.ingress_proxy import haproxy_settings
-from deployments.names import APPLICATION, GRPC_SERVICER_FUNCTIONS
+from deployments.names import APPLICATION, GRPC_SERVICER_FUNCTIONS, NICENESS, NICENESS_VARIABLE
 
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through Ray's object store
 
@@ -37,6 +37,7 @@ def _connect() -> None:
         return
     # Ray turns token authentication on for a bare local start; a demo on loopback needs none.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault(NICENESS_VARIABLE, NICENESS)
     ray.init(
         address="local",
         include_dashboard=False,

@@ -15,6 +15,11 @@ GRPC_SERVICER_FUNCTIONS: Final = (
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 )
 
+# Ray puts its workers last (15): whatever runs on a client's or on Ray's own behalf would interrupt a model's kernels,
+# all of whose threads then wait for one (an eighth of the time per token where everything shares two cores).
+NICENESS_VARIABLE: Final = "RAY_worker_niceness"
+NICENESS: Final = "0"
+
 _DRAFT: Final = "draft-"
 
 

@@ -22,6 +22,7 @@ from deployments.manifests.names import (
 )
 from deployments.manifests.worker_groups import PoolName, WorkerGroup, pod_config
 from deployments.metrics_port import METRICS_PORT_VARIABLE
+from deployments.names import NICENESS, NICENESS_VARIABLE
 
 Json = dict[str, Any]
 
@@ -59,7 +60,10 @@ def worker_template(group: WorkerGroup, config: ClusterConfig, kubernetes: Kuber
     """The pod of a worker group."""
     container = _ray_container("ray-worker", config, kubernetes, group.pod, group.num_gpus)
     container["ports"].append(_port(APP_METRICS_PORT_NAME, APP_METRICS_PORT))
-    container["env"].append({"name": METRICS_PORT_VARIABLE, "value": str(APP_METRICS_PORT)})
+    container["env"] += [
+        {"name": METRICS_PORT_VARIABLE, "value": str(APP_METRICS_PORT)},
+        {"name": NICENESS_VARIABLE, "value": NICENESS},
+    ]
     if group.kind is PoolName.ROUTER:
         container["env"] += _control_secrets(kubernetes.secret)
         container["readinessProbe"] = READY

@@ -19,6 +19,7 @@ from load_tests.compare.peers.base import AbsentError, Say, ServerCommand
 from load_tests.compare.usage import CpuTimes, Usage
 
 START_LIMIT_S = 600.0
+_IDLE_SHARE, _IDLE_SAMPLE_S, _IDLE_LIMIT_S = 0.1, 0.5, 10.0
 _SAMPLE_S = 1.0  # reading every process's figures takes milliseconds on the cores that are measured
 
 
@@ -37,11 +38,13 @@ class Server:
     def awake(self) -> Iterator[None]:
         """Let it run, and freeze it afterwards. Its memory is sampled meanwhile.
 
-        Timers have run out while it was frozen: connections between its processes may be closed as they are used, so
-        it is asked until it answers. Raises AbsentError if it does not.
+        Timers have run out while it was frozen: connections between its processes may be closed as they are used, and
+        what they do from time to time is overdue. So it is asked until it answers, and left alone until it has caught
+        up. Raises AbsentError if it does not answer.
         """
         process_tree.wake(self.process.pid)
         _wait_until_ready(self, lambda line: None)
+        _wait_until_idle(self)
         done = threading.Event()
         sampler = threading.Thread(target=self._sample, args=(done,), daemon=True)
         sampler.start()
@@ -116,6 +119,16 @@ def _wait_until_ready(server: Server, say: Say) -> None:
             return
         time.sleep(0.25)
     raise AbsentError(f"its server did not answer within {START_LIMIT_S:.0f} s: {last_words(server.log)}")
+
+
+def _wait_until_idle(server: Server) -> None:
+    """Until it takes up little of a core, or for a while if it never rests."""
+    deadline = time.monotonic() + _IDLE_LIMIT_S
+    busy_s = _IDLE_SAMPLE_S
+    while busy_s > _IDLE_SHARE * _IDLE_SAMPLE_S and time.monotonic() < deadline:
+        before = process_tree.cpu_s(server.process.pid)
+        time.sleep(_IDLE_SAMPLE_S)
+        busy_s = process_tree.cpu_s(server.process.pid) - before
 
 
 def _answers(port: int, path: str) -> bool:

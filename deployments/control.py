@@ -18,6 +18,7 @@ from cluster.transport.control_servicer import ControlServicer, GrpcControlServi
 from cluster.transport.protocol import StreamSettings
 from cluster.transport.server import server_options
 from deployments.live_config import LiveConfig, with_live_part
+from deployments.priority import yield_to_pools
 from protos.paceline.v1 import control_pb2_grpc
 
 STOP_GRACE_S = 1.0
@@ -29,6 +30,7 @@ class ControlReplica:
     """Owns the control service and the port on which routers reach it."""
 
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits constructors
+        yield_to_pools()
         self._config = config
         store = await open_store(_store_url(config.control.store))
         self._service = ControlService(store, default_document(config), time.time)

@@ -41,6 +41,7 @@ from cluster.transport.readiness import PROBE_TENANT
 from deployments.discovery import control_address_from, discover_from
 from deployments.live_config import LiveConfig, with_live_part
 from deployments.metrics_port import metrics_port
+from deployments.priority import yield_to_pools
 from deployments.serve_grpc import answer, call_metadata, ending_calls
 from protos.paceline.v1 import control_pb2 as control_pb
 from protos.paceline.v1 import inference_pb2 as pb
@@ -54,6 +55,7 @@ class RouterReplica:
         self, config: ClusterConfig, pools: Mapping[str, DeploymentHandle], control: DeploymentHandle
     ) -> None:
         _log_requests()
+        yield_to_pools()
         self._config = config
         self._registry = CollectorRegistry()
         tokenizers = {model.name: Tokenizer.load(resolve_model(model.target.path)) for model in config.models}

@@ -15,21 +15,6 @@ import pytest
 from deployments.ingress_proxy import haproxy_settings
 
 
-def routers_ports(settings: dict[str, str]) -> set[int]:
-    """What Ray Serve may choose from for the HTTP and the gRPC servers of routers."""
-    bounds = {
-        name: (
-            int(settings[f"RAY_SERVE_DIRECT_INGRESS_MIN_{name}"]),
-            int(settings[f"RAY_SERVE_DIRECT_INGRESS_MAX_{name}"]),
-        )
-        for name in ("HTTP_PORT", "GRPC_PORT")
-    }
-    (first, last), (next_first, next_last) = bounds.values()
-    ports = [*range(first, last + 1), *range(next_first, next_last + 1)]
-    assert len(set(ports)) == len(ports) == 200
-    return set(ports)
-
-
 def test_two_clusters_on_one_machine_share_no_file_and_no_port() -> None:
     first: dict[str, str] = {}
     second: dict[str, str] = {}
@@ -39,7 +24,7 @@ def test_two_clusters_on_one_machine_share_no_file_and_no_port() -> None:
         assert all(first[name] != second[name] for name in own)
         ports = [value for name, value in first.items() if name.endswith("_PORT")]
         assert len(set(ports)) == 8
-        assert not routers_ports(first) & routers_ports(second)
+        assert not router_ports(first) & router_ports(second)
     assert not first
     assert not second
 

@@ -14,17 +14,9 @@ from numpy.typing import NDArray
 from cluster.runtime.kernels.attention_softmax import softmax
 from cluster.runtime.kernels.compiling import Record, native
 from cluster.runtime.kernels.emit import LANES, LINE_BYTES
-from cluster.runtime.kernels.formats import BYTES_MASK, FLOAT32
+from cluster.runtime.kernels.formats import BYTES_MASK, FLOAT32, load_row
 from cluster.runtime.kernels.key_blocks import KEY_BLOCK, turn_keys, turned_rows, widen_values
-from cluster.runtime.kernels.simd import (
-    address_of,
-    broadcast,
-    load,
-    load_int32,
-    load_part,
-    prefetch,
-    store,
-)
+from cluster.runtime.kernels.simd import address_of, broadcast, load_int32, prefetch, store
 from cluster.runtime.kernels.sum_tiles import SUM_ROWS, accumulate
 
 FloatArray = NDArray[np.float32]
@@ -187,14 +179,11 @@ def new_tile(a: Record, sequence: int, first_token: int) -> Tile:
 @native
 def load_queries(a: Record, first_token: int, head: int, query: FloatArray) -> None:
     """The queries of one key-value head's group."""
-    group, whole = a.num_heads // a.num_kv_heads, a.head_dim & -LANES
+    group = a.num_heads // a.num_kv_heads
     for row in range(len(query)):
         token, query_head = first_token + row // group, head * group + row % group
-        source, target = a.query + token * a.query_stride + query_head * a.head_dim * 4, address_of(query[row])
-        for index in range(0, whole, LANES):
-            store(target + 4 * index, load(source + 4 * index))
-        if whole < a.head_dim:
-            store(target + 4 * whole, load_part(source + 4 * whole, a.head_dim - whole))
+        source = a.query + token * a.query_stride + query_head * a.head_dim * 4
+        load_row(source, address_of(query[row]), a.head_dim, FLOAT32)
 
 
 @native

@@ -32,7 +32,6 @@ from cluster.runtime.kernels.emit import (
     emit_load,
     emit_load_part,
     emit_pairs,
-    emit_pairs_part,
     emit_prefetch,
     emit_store,
     emit_sums,
@@ -76,7 +75,7 @@ def _floats(builder: ir.IRBuilder, address: ir.Value, _: int, count: ir.Value | 
 
 
 def _halves(builder: ir.IRBuilder, _: Format, address: ir.Value, count: ir.Value | None) -> Sequence[ir.Value]:
-    return emit_halves(builder, _pair(builder, address, 0, count))
+    return emit_halves(builder, emit_pairs(builder, address, count))
 
 
 def _half_floats(builder: ir.IRBuilder, address: ir.Value, half: int, _: ir.Value | None) -> ir.Value:
@@ -84,11 +83,11 @@ def _half_floats(builder: ir.IRBuilder, address: ir.Value, half: int, _: ir.Valu
 
 
 def _pairs(builder: ir.IRBuilder, _: Format, address: ir.Value, count: ir.Value | None) -> Sequence[ir.Value]:
-    return [_pair(builder, address, 0, count)]
+    return [emit_pairs(builder, address, count)]
 
 
 def _pair(builder: ir.IRBuilder, address: ir.Value, _: int, count: ir.Value | None) -> ir.Value:
-    return emit_pairs(builder, address) if count is None else emit_pairs_part(builder, address, count)
+    return emit_pairs(builder, address, count)
 
 
 _WIDENED = _Factors(LANES, 4, _widened, _floats, emit_fma)

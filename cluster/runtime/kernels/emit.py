@@ -20,7 +20,7 @@ V16F32, V16I32, V16I16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), i
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not know; only loaded, and multiplied in pairs."""
+    """LLVM's bfloat, which llvmlite does not know; only multiplied in pairs."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -128,21 +128,17 @@ def emit_fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir
     return call_llvm(builder, "llvm.fma.v16f32", V16F32, a, b, c)
 
 
-def emit_pairs(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    """Sixteen pairs of bfloat16."""
-    return builder.load(pointer(builder, address, V32BF16), align=2)
-
-
-def emit_pairs_part(builder: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
-    """`count` < 32 bfloat16 as pairs, zeros after them."""
-    return builder.bitcast(load_lanes(builder, address, count, V32I16), V32BF16)
+def emit_pairs(builder: ir.IRBuilder, address: ir.Value, count: ir.Value | None) -> ir.Value:
+    """Sixteen pairs of bfloat16, each in an integer; of `count` < 32 numbers, zeros after them; None: all."""
+    if count is None:
+        return builder.load(pointer(builder, address, V16I32), align=2)
+    return builder.bitcast(load_lanes(builder, address, count, V32I16), V16I32)
 
 
 def emit_halves(builder: ir.IRBuilder, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The first and the second of each of sixteen pairs of bfloat16, widened exactly."""
-    bits = builder.bitcast(pairs, V16I32)
-    second = builder.and_(bits, splat_int(-(1 << 16)))
-    return builder.bitcast(builder.shl(bits, splat_int(16)), V16F32), builder.bitcast(second, V16F32)
+    second = builder.and_(pairs, splat_int(-(1 << 16)))
+    return builder.bitcast(builder.shl(pairs, splat_int(16)), V16F32), builder.bitcast(second, V16F32)
 
 
 def emit_add_products(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
@@ -150,7 +146,8 @@ def emit_add_products(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Val
 
     Each product is added fused, with subnormal numbers taken for zero.
     """
-    return call_llvm(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V16F32, c, a, b)
+    factors = (builder.bitcast(pairs, V32BF16) for pairs in (a, b))
+    return call_llvm(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V16F32, c, *factors)
 
 
 def shuffle(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: Sequence[int]) -> ir.Value:

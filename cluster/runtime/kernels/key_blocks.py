@@ -21,10 +21,9 @@ from cluster.runtime.kernels.emit import (
     PAIRS,
     V16F32,
     V16I32,
-    V32I16,
     emit_halves,
+    emit_pairs,
     emit_store,
-    load_lanes,
     pointer,
     transpose,
 )
@@ -45,9 +44,7 @@ def _features(stored: Format) -> int:
 
 def _emit_load(builder: ir.IRBuilder, stored: Format, address: ir.Value, count: ir.Value | None) -> ir.Value:
     if stored is Format.BFLOAT16:
-        if count is None:
-            return builder.load(pointer(builder, address, V16I32), align=2)
-        return builder.bitcast(load_lanes(builder, address, count, V32I16), V16I32)
+        return emit_pairs(builder, address, count)
     if count is None:
         return builder.bitcast(emit_load_as(builder, stored, address), V16I32)
     return builder.bitcast(emit_load_part_as(builder, stored, address, count), V16I32)

@@ -8,25 +8,36 @@ _SMOOTHING = 0.1  # weight of a new measurement
 _OUTLIER = 4.0  # an average so much above a measurement came from an outlier (a cold start) and is dropped
 
 
-def _blend(average: float | None, value: float) -> float:
+class _Average:
     """A running average that forgets a cold start at once: times are inflated by accident, never deflated."""
-    if average is None or value * _OUTLIER < average:
-        return value
-    return average + _SMOOTHING * (value - average)
+
+    __slots__ = ("_count", "value")
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self._count = 0
+
+    def observe(self, value: float) -> None:
+        if self.value is None or value * _OUTLIER < self.value:
+            self.value, self._count = value, 1
+            return
+        self._count += 1
+        self.value += max(_SMOOTHING, 1 / self._count) * (value - self.value)
 
 
 class StepCost:
     """Owns the average duration of a step by its number of rows, in power-of-two buckets."""
 
     def __init__(self) -> None:
-        self._buckets: dict[int, tuple[float, float]] = {}  # bucket -> (average rows, average seconds)
+        self._buckets: dict[int, tuple[float, _Average]] = {}  # bucket -> (average rows, average seconds)
         self._points: list[tuple[float, float]] = []  # the same, sorted by rows
 
     def observe(self, num_rows: int, seconds: float) -> None:
         bucket = num_rows.bit_length()
-        rows, average = self._buckets.get(bucket, (float(num_rows), None))
-        self._buckets[bucket] = (rows + _SMOOTHING * (num_rows - rows), _blend(average, seconds))
-        self._points = sorted(self._buckets.values())
+        rows, average = self._buckets.get(bucket) or (float(num_rows), _Average())
+        average.observe(seconds)
+        self._buckets[bucket] = rows + _SMOOTHING * (num_rows - rows), average
+        self._points = sorted((rows, average.value or 0.0) for rows, average in self._buckets.values())
 
     def predict(self, num_rows: int) -> float | None:
         """Interpolated between measured sizes, extrapolated past them; None before the first measurement."""
@@ -62,16 +73,16 @@ class ArrivalCost:
     """Owns how long a draft block takes from the commit that asked for it: a fixed part and a part per guess."""
 
     def __init__(self) -> None:
-        self._overhead_s: float | None = None
-        self._per_guess_s: float | None = None
+        self._overhead_s = _Average()
+        self._per_guess_s = _Average()
 
     def observe(self, num_draft_tokens: int, draft_time_s: float, seconds: float) -> None:
         """`draft_time_s` of the `seconds` were spent on guessing `num_draft_tokens` ≥ 1 tokens."""
-        self._overhead_s = _blend(self._overhead_s, max(0.0, seconds - draft_time_s))
-        self._per_guess_s = _blend(self._per_guess_s, draft_time_s / num_draft_tokens)
+        self._overhead_s.observe(max(0.0, seconds - draft_time_s))
+        self._per_guess_s.observe(draft_time_s / num_draft_tokens)
 
     def predict(self, num_draft_tokens: int) -> float | None:
         """None before the first block."""
-        if self._overhead_s is None or self._per_guess_s is None:
+        if self._overhead_s.value is None or self._per_guess_s.value is None:
             return None
-        return self._overhead_s + num_draft_tokens * self._per_guess_s
+        return self._overhead_s.value + num_draft_tokens * self._per_guess_s.value

@@ -2,7 +2,8 @@
 
 A cycle with K guesses takes arrival(K) + step(rows with K) and emits E(K) = 1 + a + … + a^K tokens, where a is the
 chance that a guess is accepted given that those before it were. K maximises E(K) / cycle(K); K = 0 emits one token
-per plain step. Everything but E is measured.
+per plain step. Everything but E is measured. Once the pool has tried what speculation gains over plain decoding (see
+tactics.py), that measured gain takes the place of the predicted one, and a request differs by its acceptance only.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster.core.cost_model import ArrivalCost, StepCost
+from cluster.core.tactics import Tactic, TacticChoice
 from cluster.messages.request import MAX_DRAFT_TOKENS, DraftLengthMode
 
 _PRIOR_ACCEPTANCE = 0.6  # before anything is measured: hopeful, so that speculation gets measured at all
@@ -27,6 +29,7 @@ class DraftLengthConfig:
     hysteresis: float = 0.1  # a new length must promise this much more tokens per second
     probe_interval: int = 64  # tokens between two tries while off; doubles with each vain try
     max_probe_interval: int = 512
+    tactics: tuple[Tactic, ...] = (Tactic.OVERLAP,)
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class DraftLengthController:
 
     def __init__(self, config: DraftLengthConfig) -> None:
         self.config = config
+        self.tactics = TacticChoice(config.tactics)
         self._steps = StepCost()
         self._arrival = ArrivalCost()
         self._acceptance = AcceptanceCount(_POOL_DECAY)
@@ -90,8 +94,11 @@ class DraftLengthController:
     # --- predictions ---
 
     def acceptance_rate(self, state: DraftLengthState) -> float:
-        pool_rate = self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_TRIALS)
-        return state.acceptance.rate(pool_rate, _REQUEST_TRIALS)
+        return state.acceptance.rate(self._pool_acceptance_rate, _REQUEST_TRIALS)
+
+    @property
+    def _pool_acceptance_rate(self) -> float:
+        return self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_TRIALS)
 
     def expected_tokens(self, state: DraftLengthState, num_draft_tokens: int) -> float:
         """E(K): tokens emitted per verification, the target's own token included."""
@@ -128,16 +135,21 @@ class DraftLengthController:
         return state.draft_len
 
     def _adapt(self, state: DraftLengthState, limit: int, remaining_tokens: int, num_sequences: int) -> int:
-        rates = self._tokens_per_second(state, limit, num_sequences)
+        trials = self.tactics.trials(num_sequences)
+        if trials.tactic is Tactic.PLAIN:
+            return 0
+        rates = self._tokens_per_second(state, limit, num_sequences, trials.gain())
         if rates is None:
             return limit  # nothing is measured yet: ask, and learn
-        best = max(range(limit + 1), key=rates.__getitem__)
+        hopeful = max(range(1, limit + 1), key=rates.__getitem__)
+        if trials.is_trial:
+            return hopeful
+        best = hopeful if rates[hopeful] > rates[0] else 0
         if state.settled_len is not None:
             settled = min(state.settled_len, limit)
             if rates[best] <= (1 + self.config.hysteresis) * rates[settled]:
                 best = settled
         if best == 0:
-            hopeful = max(range(1, limit + 1), key=rates.__getitem__)
             return self._probe(state, hopeful, remaining_tokens)
         state.settled_len = best
         return best
@@ -154,21 +166,21 @@ class DraftLengthController:
         state.probe_at = remaining_tokens - state.probe_interval
         return draft_len
 
-    def _tokens_per_second(self, state: DraftLengthState, limit: int, num_sequences: int) -> list[float] | None:
-        """For each K in 0 … limit; None while a part of the cycle has not been measured."""
+    def _tokens_per_second(
+        self, state: DraftLengthState, limit: int, num_sequences: int, gain: float | None
+    ) -> list[float] | None:
+        """For each K in 0 … limit; None while a part of the cycle has not been measured.
+
+        `gain`: what speculation has been seen to gain for requests of the pool's acceptance; None: as predicted.
+        """
         step_s = self._step_s(num_sequences, limit)
         first_arrival = self.arrival_s(state, 1)
         if step_s is None or first_arrival is None:
             return None
         per_guess = (self.arrival_s(state, 2) or first_arrival) - first_arrival
-        acceptance = self.acceptance_rate(state)
-        rates = [1.0 / step_s[0]]
-        expected, accepted = 1.0, 1.0
-        for draft_len in range(1, limit + 1):
-            accepted *= acceptance
-            expected += accepted
-            rates.append(expected / (first_arrival + (draft_len - 1) * per_guess + step_s[draft_len]))
-        return rates
+        cycles = [first_arrival + draft_len * per_guess + seconds for draft_len, seconds in enumerate(step_s[1:])]
+        plain = 1.0 / step_s[0] if gain is None else max(_rates(self._pool_acceptance_rate, cycles)) / gain
+        return [plain, *_rates(self.acceptance_rate(state), cycles)]
 
     def _step_s(self, num_sequences: int, limit: int) -> list[float] | None:
         """Predicted step time by draft length, every sequence drafting as much; computed once per measurement."""
@@ -181,3 +193,13 @@ class DraftLengthController:
         predicted = [self._steps.predict(num_sequences * (1 + draft_len)) for draft_len in range(limit + 1)]
         known = [max(seconds, 1e-9) for seconds in predicted if seconds is not None]
         return known if len(known) == len(predicted) else None
+
+
+def _rates(acceptance: float, cycles: list[float]) -> list[float]:
+    """E(K) / cycle for K = 1 … len(cycles)."""
+    expected, accepted, rates = 1.0, 1.0, []
+    for seconds in cycles:
+        accepted *= acceptance
+        expected += accepted
+        rates.append(expected / seconds)
+    return rates

@@ -2,7 +2,8 @@
 
 Sitting out a step that runs anyway never pays: a block for n tokens that finds n + 1 committed still has its tail
 with the chance that its head had to be accepted, so joining the step loses nothing. What can pay is to start the step
-later, with more blocks. So BREAK_EVEN holds the whole step or nobody.
+later, with more blocks. So BREAK_EVEN holds the whole step or nobody, for a time that depends on the tactic that
+the pool has found to be the best (tactics.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from cluster.core.draft_length import DraftLengthController
 from cluster.core.sequence import BlockWait, HoldOutcome, Sequence
+from cluster.core.tactics import Tactic
 from cluster.messages.request import HoldMode
 
 
@@ -79,9 +81,12 @@ class HoldPolicy:
     ) -> float:
         """How much later than `since` the step may start, for the sake of the blocks that should come until then.
 
-        Started now it emits some tokens, started later more of them: waiting may cost as large a share of the step's
-        time as the share of its tokens that it adds. For one sequence that is (1 - 1/E) of a step. 0: not worth it.
+        Started now it emits some tokens, E times as many if it starts later. Waiting beats decoding plainly up to
+        (E - 1) steps. But blocks that come while the step runs are of use for the next one: beside that, waiting may
+        cost as large a share of the step's time as the share of its tokens that it adds, (1 - 1/E) of a step. 0: not
+        worth it.
         """
+        waits = self._draft_length.tactics.trials(len(decoding)).tactic is Tactic.WAIT
         step_s = self._draft_length.step_s(len(decoding))
         if step_s is None:
             return 0.0
@@ -95,9 +100,11 @@ class HoldPolicy:
         total, worth_s = emitted, 0.0
         for arrives_at, num_expected in sorted(arrivals):
             total += num_expected - 1.0
-            share_s = (1.0 - emitted / total) * step_s
-            if arrives_at < since + share_s:
-                worth_s = share_s
+            ratio = total / emitted
+            if waits:
+                worth_s = (ratio - 1.0) * step_s
+            elif arrives_at < since + (1.0 - 1.0 / ratio) * step_s:
+                worth_s = (1.0 - 1.0 / ratio) * step_s
         return worth_s
 
     def _arrives_at(self, sequence: Sequence, wait: BlockWait, now: float) -> float:

@@ -114,7 +114,7 @@ class PrefillBudget:
     def observe(self, scheduled: Iterable[ScheduledSequence], seconds: float) -> None:
         """A step of these rows took `seconds`. What streams alone take is known to the draft length controller."""
         items = tuple(scheduled)
-        chunks = [item for item in items if _is_chunk(item)]
+        chunks = [item for item in items if is_chunk(item)]
         num_chunk_rows = sum(len(item.token_ids) for item in chunks)
         num_rows = sum(len(item.token_ids) for item in items) - num_chunk_rows
         if not chunks:
@@ -132,5 +132,6 @@ class PrefillBudget:
         self._cost.observe(num_rows, sum(num_pairs(item.start, len(item.token_ids)) for item in chunks), extra_s)
 
 
-def _is_chunk(item: ScheduledSequence) -> bool:
+def is_chunk(item: ScheduledSequence) -> bool:
+    """Whether these rows are of a prompt, or of what a preempted sequence computes again."""
     return item.start == 0 or len(item.token_ids) - item.num_draft_tokens > 1

@@ -15,7 +15,7 @@ from cluster.core.grammar import TokenMatcher
 from cluster.core.hold import Hold, HoldPolicy
 from cluster.core.integrity import check_queues, check_slots
 from cluster.core.kv_cache import KVCacheManager
-from cluster.core.prefill_budget import PrefillBudget
+from cluster.core.prefill_budget import PrefillBudget, is_chunk
 from cluster.core.prefix_sharing import PrefixSharing
 from cluster.core.proposals import Proposals
 from cluster.core.sequence import HoldOutcome, Sequence, SequenceStatus
@@ -193,6 +193,7 @@ class Scheduler:
         Raises ValueError for an output that does not fit what was scheduled: abort the step's sequences then.
         """
         self._prefill.observe(scheduled, step_s)
+        self._observe_tactic(scheduled, now)
         commits = []
         for item in scheduled:
             sequence = self._sequences.get(item.request_id)
@@ -205,6 +206,18 @@ class Scheduler:
             else:
                 self._prefixes.publish(sequence)
         return commits
+
+    def _observe_tactic(self, scheduled: tuple[ScheduledSequence, ...], now: float) -> None:
+        """What the step comes to under the pool's tactic: expected tokens, which vary less than those accepted."""
+        tactics, state_of = self._draft_length.tactics, self._sequences
+        if not tactics.has_choice:
+            return
+        if any(is_chunk(item) for item in scheduled) or not any(running.speculates for running in self._running):
+            tactics.skip()
+            return
+        states = [(state_of[item.request_id].draft_length, item) for item in scheduled if item.request_id in state_of]
+        expected = self._draft_length.expected_tokens
+        tactics.observe(len(self._running), sum(expected(state, item.num_draft_tokens) for state, item in states), now)
 
     def _commit(
         self, sequence: Sequence, item: ScheduledSequence, sampled: SampledTokens, now: float, step_s: float

@@ -93,7 +93,7 @@ class Sequence:
     pending: DraftBlock | None = None  # the newest block whose guesses fit the committed tokens
     wait: BlockWait | None = None
     draft_is_late: bool = False  # a hold expired and no block has come since
-    has_asked: bool = False
+    has_asked: bool = False  # with the commit before this one
     asked_at: dict[int, float] = field(default_factory=dict)  # committed_len -> when its commit asked for a block
     first_scheduled_at: float | None = None
     held_since: float | None = None  # kept out of every step since
@@ -209,10 +209,12 @@ class Sequence:
     def ask_for_block(self, num_draft_tokens: int, now: float) -> None:
         """The commit at `now` asks for so many guesses; 0 asks for none.
 
-        The first block also waits for the drafter to read the prompt: it says nothing about the next ones' times.
+        The first block also waits for the drafter to read the prompt, or what was committed while none was asked for:
+        it says nothing about the next ones' times.
         """
         self.wait = None
         if num_draft_tokens == 0:
+            self.has_asked = False
             return
         self.wait = BlockWait(num_draft_tokens, now)
         if self.has_asked:

@@ -134,6 +134,7 @@ class SpeculationSession:
         self._epoch = 0
         self._watch = DraftWatch(self._limits.patience)
         self._ngram: NgramIndex | None = None
+        self._told_len = 0  # committed tokens that the open draft session knows of
         self._proposers: list[tuple[int, Drafter]] = []  # who proposes, from which committed length on
 
     @property
@@ -226,12 +227,13 @@ class SpeculationSession:
             return self.finish()
         num_wanted = min(commit.next_draft_len, self._max_draft_tokens)
         if self._drafter is Drafter.MODEL:
-            return self._ask_draft(commit, num_wanted, now)
+            return self._ask_draft(num_wanted, now)
         if self._ngram is not None:
             self._ngram.extend(commit.token_ids)
         return self._guess(num_wanted) if commit.next_draft_len else []
 
-    def _ask_draft(self, commit: Commit, num_wanted: int, now: float) -> list[Action]:
+    def _ask_draft(self, num_wanted: int, now: float) -> list[Action]:
+        """Tell the draft of everything since it was last asked; while none is wanted, it is left alone."""
         self._watch.pass_by()
         if num_wanted:
             self._watch.ask(self.committed_len, now)
@@ -239,7 +241,11 @@ class SpeculationSession:
             self._watch.rest()
         if self._watch.has_lost_patience(now):
             return self.on_draft_lost(FallbackCause.SLOW)
-        return [ToDraft(Committed(self._request_id, self._epoch, commit.base_len, commit.token_ids, num_wanted))]
+        if not num_wanted:
+            return []
+        base_len, self._told_len = self._told_len, self.committed_len
+        tokens = tuple(self._log.token_ids[base_len:])
+        return [ToDraft(Committed(self._request_id, self._epoch, base_len, tokens, num_wanted))]
 
     def _guess(self, num_wanted: int) -> list[Action]:
         """An n-gram proposal, or word that none will come."""
@@ -287,6 +293,7 @@ class SpeculationSession:
         self._epoch += 1
         self._watch = DraftWatch(self._limits.patience)
         tokens = tuple(self._log.token_ids)
+        self._told_len = len(tokens)
         num_prompt = self._log.prompt_len
         return [OpenDraft(Open(self._request_id, self._epoch, tokens, self._sampling, 0, self._tenant, num_prompt))]
 

@@ -11,6 +11,7 @@ from cluster.core.draft_length import DraftLengthConfig, DraftLengthController
 from cluster.core.draft_scheduler import DraftSchedulerConfig
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
+from cluster.core.tactics import tactics_for
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.runtime.drafter import DraftEngine
 from cluster.runtime.engine import Engine
@@ -88,7 +89,8 @@ def target_engine(
         hold=speculation.hold,
         max_hold_s=speculation.max_hold_ms / 1000,
     )
-    lengths = DraftLengthConfig(speculation.draft_length)
+    tactics = tactics_for(speculation.draft_length, speculation.hold)
+    lengths = DraftLengthConfig(speculation.draft_length, tactics=tactics)
     scheduler = Scheduler(config, _kv_cache(runner, pool), DraftLengthController(lengths))
     return Engine(scheduler, runner, grammars=grammars)
 

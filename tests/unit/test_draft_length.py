@@ -8,6 +8,7 @@ import pytest
 
 from cluster.core.cost_model import ArrivalCost, StepCost
 from cluster.core.draft_length import DraftLengthConfig, DraftLengthController, DraftLengthState
+from cluster.core.tactics import Tactic, TacticChoice
 from cluster.messages.request import MAX_DRAFT_TOKENS, DraftLengthMode
 
 pytestmark = pytest.mark.unit
@@ -133,6 +134,53 @@ def test_it_comes_back_when_a_probe_finds_a_better_draft() -> None:
     assert made.next_draft_len(state, 899, 1) > 0
 
 
+# --- what was tried counts more than what is predicted ---------------------------------------------------------------
+
+
+def tried(gain: float, per_guess_s: float = 0.005) -> DraftLengthController:
+    """One whose pool has found that waiting for guesses gains so much over plain decoding."""
+    made = controller(per_guess_s=per_guess_s)
+    made.tactics = TacticChoice((Tactic.WAIT, Tactic.PLAIN))
+    now = 0.0
+    for _ in range(200):
+        now += STEP_S
+        waits = made.tactics.trials(1).tactic is Tactic.WAIT
+        made.tactics.observe(1, gain if waits else 1.0, now)
+    return made
+
+
+def test_a_pool_that_found_guesses_not_to_pay_asks_for_none() -> None:
+    made = tried(gain=0.8)
+    state = DraftLengthState(8)
+    verify(made, state, 4)
+    assert made.tactics.trials(1).tactic is Tactic.PLAIN
+    assert made.next_draft_len(state, 1000, 1) == 0
+
+
+def test_a_pool_that_found_guesses_to_pay_asks_for_them_though_they_should_not() -> None:
+    made = tried(gain=1.5, per_guess_s=STEP_S)
+    state = DraftLengthState(8)
+    verify(made, state, 2)
+    assert made.next_draft_len(state, 1000, 1) > 0
+
+
+def test_a_request_that_is_guessed_much_worse_than_the_others_asks_for_none() -> None:
+    made = tried(gain=1.3)
+    verify(made, DraftLengthState(8), 4, rounds=1000)
+    poor = DraftLengthState(8)
+    verify(made, poor, 0)
+    assert made.next_draft_len(poor, 1000, 1) == 0
+    assert made.next_draft_len(DraftLengthState(8), 1000, 1) > 0
+
+
+def test_a_trial_asks_whatever_is_predicted() -> None:
+    made = controller(per_guess_s=STEP_S)
+    made.tactics = TacticChoice((Tactic.WAIT, Tactic.PLAIN))
+    state = DraftLengthState(8)
+    verify(made, state, 0)
+    assert made.next_draft_len(state, 1000, 1) > 0
+
+
 def test_a_new_request_starts_from_what_the_pool_has_seen() -> None:
     made = controller()
     verify(made, DraftLengthState(8), 0, rounds=200)
@@ -196,6 +244,13 @@ def test_a_cold_start_is_forgotten_at_once() -> None:
     cost = StepCost()
     cost.observe(1, 5.0)
     cost.observe(1, 0.02)
+    assert cost.predict(1) == pytest.approx(0.02)
+
+
+def test_the_first_measurements_weigh_the_same() -> None:
+    cost = StepCost()
+    for seconds in (0.03, 0.02, 0.01):
+        cost.observe(1, seconds)
     assert cost.predict(1) == pytest.approx(0.02)
 
 

@@ -11,6 +11,7 @@ from cluster.core.draft_length import DraftLengthConfig, DraftLengthController, 
 from cluster.core.kv_cache import KVCacheManager
 from cluster.core.scheduler import Scheduler, SchedulerConfig
 from cluster.core.step import SchedulerOutput
+from cluster.core.tactics import Tactic
 from cluster.messages.request import DraftLengthMode, HoldMode
 from cluster.messages.rounds import Commit, DraftBlock, SetDraftLimit, Submit
 from tests.fakes import ToyModel, ToyRunner, sampling
@@ -26,10 +27,10 @@ STEP_S = 0.1
 class Target:
     """One request on a scheduler, and its drafter."""
 
-    def __init__(self, hold: HoldMode, step_s: float = STEP_S) -> None:
+    def __init__(self, hold: HoldMode, step_s: float = STEP_S, tactic: Tactic = Tactic.OVERLAP) -> None:
         self.step_s = step_s
         config = SchedulerConfig(8, 64, 512, 8, vocab_size=50, hold=hold, max_hold_s=MAX_HOLD_S)
-        self.controller = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED))
+        self.controller = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED, tactics=(tactic,)))
         self.scheduler = Scheduler(config, KVCacheManager(BlockPool(200), 16), self.controller)
         self.runner = ToyRunner(16, MODEL)
         self.request = Submit("a", PROMPT, sampling(400), max_draft_tokens=4)
@@ -181,6 +182,30 @@ def test_a_draft_slower_than_the_break_even_is_not_worth_a_hold() -> None:
         target.step()
     assert target.schedule().scheduled
     assert target.holds["not_worth"] == 1
+
+
+def test_where_waiting_was_found_to_pay_it_may_take_all_that_the_guesses_add() -> None:
+    target = Target(HoldMode.BREAK_EVEN, tactic=Tactic.WAIT)
+    for _ in range(3):
+        assert target.round(arrival_s=0.15).num_accepted_tokens == 4
+    began = target.now
+    wake_at = target.schedule().wake_at
+    assert wake_at is not None
+    assert began + STEP_S < wake_at < began + 4 * STEP_S
+    assert target.holds == {"arrived": 3}
+
+
+def test_a_block_after_a_time_without_any_says_nothing_about_the_next_ones() -> None:
+    target = Target(HoldMode.DEADLINE)
+    target.round(arrival_s=0.01)
+    target.round(arrival_s=0.01)
+    known_s = target.controller.arrival_s(DraftLengthState(4), 4)
+    target.scheduler.set_draft_limit(SetDraftLimit("a", 0))
+    target.step()
+    target.scheduler.set_draft_limit(SetDraftLimit("a", 4))
+    target.step()
+    target.round(arrival_s=0.4)  # its drafter has to catch up
+    assert target.controller.arrival_s(DraftLengthState(4), 4) == known_s
 
 
 def test_a_hold_ends_when_it_has_cost_what_it_was_worth() -> None:

@@ -235,8 +235,18 @@ def test_commits_are_taken_in_order_whatever_order_they_come_in() -> None:
     assert speculation.on_commit(commit(4, 8), 0.0) == []
     actions = speculation.on_commit(commit(3, 7), 0.0)
     assert [a.commit.token_ids for a in actions if isinstance(a, Emit)] == [(7,), (8,), (9,)]
-    assert [a.command.draft_len for a in actions if isinstance(a, ToDraft)] == [0, 0, 4]
+    assert [a.command for a in actions if isinstance(a, ToDraft)] == [Committed("r", 1, 3, (7, 8, 9), 4)]
     assert speculation.output_token_ids == (7, 8, 9)
+
+
+def test_a_draft_of_which_nothing_is_wanted_is_left_alone_and_then_told_of_everything_since() -> None:
+    speculation = session()
+    speculation.on_commit(commit(3, 7), 0.0)
+    for base_len in (4, 5, 6):
+        silent = commit(base_len, 8, wants=0)
+        assert speculation.on_commit(silent, 0.0) == [Emit(silent)]
+    actions = speculation.on_commit(commit(7, 9), 0.0)
+    assert actions[0] == ToDraft(Committed("r", 1, 4, (8, 8, 8, 9), 4))
 
 
 def test_repeated_commits_are_dropped_and_overlaps_cut() -> None:

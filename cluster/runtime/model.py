@@ -112,7 +112,14 @@ def load_model(
     length = context_length(path, spec, max_model_len)
     weights = load_weights(path, spec, dtype, device, target_path)
     ops = backend.ops if backend else make_layer_ops(device, batch_invariant)
-    return DecoderModel(spec, weights, ops, _layer_stack(spec, weights, ops, backend), length)
+    if backend is None and device.type == "cpu":
+        from cluster.runtime.cpu_decoder import CpuDecoder
+        from cluster.runtime.cpu_layers import CpuLayerOps
+
+        assert isinstance(ops, CpuLayerOps)
+        return CpuDecoder(spec, weights, ops, length)
+    attention = backend.attention if backend else make_attention(device)
+    return DecoderModel(spec, weights, ops, PlainLayerStack(spec, weights.layers, ops, attention), length)
 
 
 def context_length(path: Path, spec: ModelSpec, max_model_len: int | None) -> int:
@@ -124,15 +131,3 @@ def context_length(path: Path, spec: ModelSpec, max_model_len: int | None) -> in
             f"set max_model_len to {spec.sliding_window} or less (it is {length})"
         )
     return length
-
-
-def _layer_stack(spec: ModelSpec, weights: DecoderWeights, ops: LayerOps, backend: Backend | None) -> LayerStack:
-    device = weights.embedding.weight.device
-    if backend is None and device.type == "cpu":
-        from cluster.runtime.cpu_layers import CpuLayerOps
-        from cluster.runtime.cpu_stack import CpuLayerStack
-
-        assert isinstance(ops, CpuLayerOps)
-        return CpuLayerStack(spec, weights.layers, ops)
-    attention = backend.attention if backend else make_attention(device)
-    return PlainLayerStack(spec, weights.layers, ops, attention)

@@ -1,4 +1,4 @@
-"""A stack of decoder layers as one call: the other kernels one after the other, with no Python between them."""
+"""A decoder's step as one call: the other kernels one after the other, with no Python between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import numpy as np
 from cluster.runtime.kernels.attention_tile import ATTENTION
 from cluster.runtime.kernels.compiling import Record, Records, native
 from cluster.runtime.kernels.elementwise import launch_gated_silu, launch_rms_norm
-from cluster.runtime.kernels.formats import BYTES_MASK
+from cluster.runtime.kernels.formats import BYTES_MASK, FLOAT32
+from cluster.runtime.kernels.gather import gather_rows
 from cluster.runtime.kernels.kv_write import KV_WRITE, launch_kv_write
 from cluster.runtime.kernels.linear import launch_linear
 from cluster.runtime.kernels.paged_attention import launch_attention
@@ -25,19 +26,24 @@ LAYER = np.dtype(
     ]
 )  # fmt: skip
 
-# One step on one model: everything that the layers share.
+# One step on one model: everything that the layers share, and what comes before and after them.
 STEP = np.dtype(
     [
         (name, np.int64)
         for name in (
-            "hidden",  # float32 [num_tokens, hidden_size], in and out
-            "table_rows", "slots", "block_table", "query_start", "context_len",  # as the kernels below take them
-            "num_tokens", "num_seqs", "table_stride",
+            "embedding", "embedding_scales", "embedding_stored",  # [vocab, hidden_size]; scales may be 0
+            "rotary_table",  # float32 [positions, head_dim]
+            "final_norm",
+            "head", "head_scales", "head_bias", "head_stored", "output_size",  # [output_size, hidden_size]
+            "token_ids", "positions", "sample_rows",  # int64 [num_tokens], [num_tokens], [num_samples]
+            "slots", "block_table", "query_start", "context_len",  # as the kernels below take them
+            "num_tokens", "num_samples", "num_seqs", "table_stride",
             "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
             "weights_stored", "kv_stored", "block_size",  # Formats
-            "normed", "packed", "attended", "middle", "gate_up", "activated",  # scratch, see scratch_sizes
+            "hidden", "table_rows", "normed", "packed", "attended", "middle", "gate_up", "activated",  # scratch
             "linear_function", "norm_function", "silu_function", "rotary_function", "kv_write_function",
             "tile_function", "span_function", "merge_function", "num_threads",
+            "logits",  # float32 [num_samples, output_size], out
         )
     ]
     + [("eps", np.float64)]
@@ -128,7 +134,29 @@ def _layer(team: int, layer: Record, s: Record) -> None:
 
 
 @native
-def run_layers(team: int, layers: Records, step: Records) -> None:
-    """Run LAYER records in order on one STEP record; every address must stay valid until the call returns."""
+def _enter(s: Record) -> None:
+    """Each token's embedding, and its row of the rotary table."""
+    gather_rows(s.embedding, s.embedding_scales, s.token_ids, s.hidden, s.num_tokens, s.hidden_size, s.embedding_stored)
+    gather_rows(s.rotary_table, 0, s.positions, s.table_rows, s.num_tokens, s.head_dim, FLOAT32)
+
+
+@native
+def _leave(team: int, s: Record) -> None:
+    """Logits of the rows that are sampled."""
+    gather_rows(s.hidden, 0, s.sample_rows, s.middle, s.num_samples, s.hidden_size, FLOAT32)
+    _norm(team, s, s.middle, s.final_norm, s.normed, s.num_samples, 1, s.hidden_size)
+    launch_linear(
+        team, s.linear_function, s.normed, s.head, s.head_scales, s.head_bias, 0, s.logits,
+        s.num_samples, s.output_size, s.hidden_size, 4 * s.hidden_size, s.head_stored,
+    )  # fmt: skip
+
+
+@native
+def run_decoder(team: int, layers: Records, step: Records) -> None:
+    """Run a STEP record on LAYER records in order; every address must stay valid until the call returns."""
+    s = step[0]
+    _enter(s)
     for index in range(len(layers)):
-        _layer(team, layers[index], step[0])
+        _layer(team, layers[index], s)
+    if s.num_samples:
+        _leave(team, s)

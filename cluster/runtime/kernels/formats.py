@@ -104,6 +104,10 @@ load_fp16 = operation1(float32x16, types.intp, lambda builder, a: emit_load_as(b
 load_fp16_part = operation2(
     float32x16, types.intp, types.intp, lambda builder, a, count: emit_load_part_as(builder, Format.FLOAT16, a, count)
 )
+load_int8 = operation1(float32x16, types.intp, lambda builder, a: emit_load_as(builder, Format.INT8, a))
+load_int8_part = operation2(
+    float32x16, types.intp, types.intp, lambda builder, a, count: emit_load_part_as(builder, Format.INT8, a, count)
+)
 store_fp16 = operation2(types.void, types.intp, float32x16, _store_fp16)
 store_fp16_part = operation3(types.void, types.intp, float32x16, types.intp, _store_fp16_part)
 

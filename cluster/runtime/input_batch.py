@@ -49,8 +49,14 @@ class HostRows:
         lengths = np.diff(query_start)
         owner = np.repeat(np.arange(len(lengths)), lengths)  # [num_tokens] index of each row's sequence
         positions = np.arange(len(owner), dtype=np.int64) + (context_len - query_start[1:])[owner]
-        slots = block_table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        slots = slots_of(block_table, owner, positions, block_size)
         return cls(token_ids, sample_rows, positions, slots, query_start, context_len, block_table)
+
+
+def slots_of(block_table: Int32Array, owner: Int64Array, positions: Int64Array, block_size: int) -> Int64Array:
+    """The slot of each row, given its position and the index of its sequence; shapes broadcast."""
+    offsets = positions % block_size
+    return block_table[owner, positions // block_size].astype(np.int64) * block_size + offsets
 
 
 @dataclass(frozen=True, slots=True, eq=False)

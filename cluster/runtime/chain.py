@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from cluster.runtime.input_batch import HostRows, InputBatch, Int32Array, Int64Array, slots_of
-from cluster.runtime.placing import placer
-from cluster.runtime.sampling_batch import SamplingBatch
+from cluster.runtime.placing import Place, placer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,43 +21,40 @@ class Chain:
     pass 1          | a          | c          |     at the next one
     """
 
-    positions: Int64Array  # [P, S]
+    positions: Int64Array  # [P + 1, S]; the last ones are only sampled for
     slots: Int64Array  # [P, S]
     context_len: Int32Array  # [P, S]
-    template: InputBatch  # a pass's batch, but for what differs from pass to pass
-    device: torch.device
+    common: InputBatch  # the first of the passes, for all that does not differ between them
+    on_device: Place
 
     @classmethod
     def after(cls, first: InputBatch, num_passes: int, block_size: int, device: torch.device) -> Self:
         """Follow a batch whose sequences have one sample at most, and slots for `num_passes` more tokens."""
         owner = np.searchsorted(first.host.query_start, first.host.sample_rows, side="right") - 1
-        num_seqs, table = len(owner), first.host.block_table[owner]
-        rows = np.arange(num_seqs)
-        positions = first.sampling.position + np.arange(num_passes)[:, np.newaxis]
-        slots = slots_of(table, rows, positions, block_size)
-        context_len = (positions + 1).astype(np.int32)
-        query_start = np.arange(num_seqs + 1, dtype=np.int32)
+        table, rows = first.host.block_table[owner], np.arange(len(owner))
+        positions = first.sampling.position + np.arange(num_passes + 1)[:, np.newaxis]
+        slots = slots_of(table, rows, positions[:-1], block_size)
+        context_len = positions[1:].astype(np.int32)
+        query_start = np.arange(len(owner) + 1, dtype=np.int32)
         host = HostRows(rows, rows, positions[0], slots[0], query_start, context_len[0], table)
-        return cls(positions, slots, context_len, InputBatch.place(host, first.sampling, device), device)
+        return cls(positions, slots, context_len, InputBatch.place(host, first.sampling, device), placer(device))
 
     def batch(self, index: int, token_ids: Int64Array) -> InputBatch:
         """The index-th pass, over the tokens sampled before it, int64 [S]."""
-        template, on_device = self.template, placer(self.device)
+        common, host, on_device = self.common, self.common.host, self.on_device
         positions, slots, context_len = self.positions[index], self.slots[index], self.context_len[index]
-        sampling: SamplingBatch = replace(template.sampling, position=positions + 1)
-        return replace(
-            template,
+        return InputBatch(
             token_ids=on_device(token_ids),
             positions=on_device(positions),
             slot_mapping=on_device(slots),
+            query_start=common.query_start,
             context_len=on_device(context_len),
-            host=replace(
-                template.host,
-                token_ids=token_ids,
-                positions=positions,
-                slot_mapping=slots,
-                context_len=context_len,
+            block_table=common.block_table,
+            sample_rows=common.sample_rows,
+            host=HostRows(
+                token_ids, host.sample_rows, positions, slots, host.query_start, context_len, host.block_table
             ),
-            max_context_len=int(context_len.max()),
-            sampling=sampling,
+            max_query_len=1,
+            max_context_len=max(context_len.tolist()),
+            sampling=replace(common.sampling, position=self.positions[index + 1]),
         )

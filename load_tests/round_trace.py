@@ -49,6 +49,7 @@ NAMES: Mapping[tuple[Place, Place], str] = {
     (Place.DRAFT_TAKEN, Place.DRAFT_STEP): "draft: commit, plan",
     (Place.DRAFT_STEP, Place.DRAFT_FORWARD): "draft: build batches",
     (Place.DRAFT_FORWARD, Place.DRAFT_LOGITS): "draft: model",
+    (Place.DRAFT_LOGITS, Place.DRAFT_FORWARD): "draft: sample, go on in a chain",
     (Place.DRAFT_LOGITS, Place.DRAFT_SAMPLED): "draft: sample",
     (Place.DRAFT_SAMPLED, Place.DRAFT_APPLIED): "draft: apply",
     (Place.DRAFT_APPLIED, Place.DRAFT_STEP): "draft: plan the next step",

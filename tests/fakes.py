@@ -28,7 +28,9 @@ from cluster.messages.answer import (
 from cluster.messages.request import GenerateRequest, SamplingParams
 from cluster.router.access import Access
 from cluster.runtime.sampling_batch import SamplingBatch
+from cluster.runtime.work import ShouldStop, never
 from cluster.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError
+from tests.chained import run_chain
 
 # --- tokenizers and the public APIs' backend ------------------------------------------------------------------------
 
@@ -184,13 +186,24 @@ class ToyRunner:
         self.model = model or ToyModel()
         self.steps: list[SchedulerOutput] = []
         self.before_step: Callable[[SchedulerOutput], None] = lambda step: None
+        self.before_pass: Callable[[], None] = lambda: None  # that is chained
         self.may_write: Callable[[int], bool] = lambda block_id: True  # whether a block is nobody's but the writer's
         self._block_size = block_size
         self._slots: dict[int, tuple[int, int, int]] = {}  # slot -> position, hash before, hash after
 
-    def execute(self, step: SchedulerOutput) -> StepOutput:
+    def execute(self, step: SchedulerOutput, should_stop: ShouldStop = never) -> StepOutput:
         self.steps.append(step)
         self.before_step(step)
+        return run_chain(self._run, step, self._asked_before_each_pass(should_stop))
+
+    def _asked_before_each_pass(self, should_stop: ShouldStop) -> ShouldStop:
+        def ask() -> bool:
+            self.before_pass()
+            return should_stop()
+
+        return ask
+
+    def _run(self, step: SchedulerOutput) -> StepOutput:
         ids = [item.request_id for item in step.scheduled]
         assert len(set(ids)) == len(ids), "a sequence is in a step twice"
         written = [self._slot(item, item.start + row) for item in step.scheduled for row in range(len(item.token_ids))]

@@ -93,9 +93,7 @@ class LogitRunner(ToyRunner):
         self._toy = model
         self._sampler = sampler or CpuSampler()
 
-    def execute(self, step: SchedulerOutput) -> StepOutput:
-        self.steps.append(step)
-        self.before_step(step)
+    def _run(self, step: SchedulerOutput) -> StepOutput:
         rows = []
         for item in step.scheduled:
             hashes = self._ingest(item)

@@ -1,12 +1,16 @@
 """Which draft sessions run which rows in each step of a draft replica. Pure: time is passed in as monotonic seconds.
 
-A step gives every session that has work its pending rows and, where a guess is owed, one sample; K steps make a block
-of K. Commands are taken between steps, so a commit overtakes a draft that it makes useless.
+A step gives every session that has work its pending rows and, where a guess is owed, one sample. Those that sample may
+go on in a chain of passes, a guess each, so that one step makes a block of K. No block waits for another's: the chain
+ends with the first block that is complete. Commands are taken between steps, and a chain ends when one comes; so a
+commit overtakes a draft that it makes useless, and a newcomer joins the next pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.core.draft_session import CommitOutcome, DraftSession
 from cluster.core.draft_sessions import DraftSessions
@@ -33,6 +37,18 @@ class DraftSchedulerConfig:
     def num_prompt_rows(self) -> int:
         """A session with more rows than this to run is still reading its prompt; with fewer, it drafts."""
         return min(MAX_DRAFT_TOKENS + 1, self.max_num_batched_tokens // 4)
+
+
+class _Rows(NamedTuple):
+    """What one session runs in a step."""
+
+    session: DraftSession
+    token_ids: tuple[int, ...]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the session's last token is among them, whose row samples the next guess."""
+        return self.session.num_computed_tokens + len(self.token_ids) == self.session.num_tokens
 
 
 class DraftScheduler:
@@ -170,20 +186,24 @@ class DraftScheduler:
         budget, max_seqs = config.max_num_batched_tokens, config.max_num_seqs
         short, long = self._by_length()
         # Drafting goes first, but leaves a quarter of the rows and one place to prompts, so that reading never stops.
-        drafting = self._fill((), short, budget - budget // 4 if long else budget, max(1, max_seqs - bool(long)), now)
-        return SchedulerOutput(self._fill(drafting, self._sessions.prefixes.ready(long), budget, max_seqs, now))
+        chosen: dict[str, _Rows] = {}
+        self._fill(chosen, short, budget - budget // 4 if long else budget, max(1, max_seqs - bool(long)), now)
+        self._fill(chosen, self._sessions.prefixes.ready(long), budget, max_seqs, now)
+        num_chained = self._num_chained(chosen.values())
+        return SchedulerOutput(tuple(map(self._scheduled, chosen.values())), num_chained=num_chained)
 
     def apply(self, step: SchedulerOutput, output: StepOutput, now: float, step_s: float) -> StepStats:
         """Take in what a step computed and sampled, and ship the blocks that are now complete."""
         for item in step.scheduled:
             self._advance(item, output, now)
+        num_guesses = sum(len(sampled.token_ids) for sampled in output.samples.values())
         return StepStats(
             duration_s=step_s,
             num_sequences=len(step.scheduled),
-            num_scheduled_tokens=step.num_scheduled_tokens,
+            num_scheduled_tokens=step.num_scheduled_tokens + num_guesses - len(output.samples),
             num_draft_tokens=0,
             num_accepted_tokens=0,
-            num_emitted_tokens=len(output.samples),
+            num_emitted_tokens=num_guesses,
             num_verified_sequences=0,
             accepted_per_position=(),
             scheduler=self.stats(),
@@ -202,7 +222,8 @@ class DraftScheduler:
             session.get_stuck()
             self._ship(session, now)
         elif item.num_samples:
-            session.add_guess(output.samples[item.request_id].token_ids[0])
+            session.add_guesses(output.samples[item.request_id].token_ids)
+            self._sessions.kv.truncate(session.request_id, session.num_tokens)  # what a chain that ended early left
             self._ship(session, now)
 
     def fail(self, step: SchedulerOutput, message: str) -> None:
@@ -221,30 +242,37 @@ class DraftScheduler:
 
     def _fill(
         self,
-        scheduled: tuple[ScheduledSequence, ...],
+        chosen: dict[str, _Rows],
         sessions: list[DraftSession],
         budget: int,
         max_seqs: int,
         now: float,
-    ) -> tuple[ScheduledSequence, ...]:
-        """Add rows of `sessions` to a step until it holds `budget` rows or `max_seqs` sessions."""
-        chosen = {item.request_id: item for item in scheduled}
-        num_left = budget - sum(len(item.token_ids) for item in scheduled)
+    ) -> None:
+        """Add rows of `sessions` to those of a step until it holds `budget` rows or `max_seqs` sessions."""
+        num_left = budget - sum(len(rows.token_ids) for rows in chosen.values())
         for session in sessions:
             if num_left <= 0 or len(chosen) >= max_seqs:
                 break
             rows = session.pending_rows(num_left)  # none if all that was pending has come out of the prefix cache
             if rows and self._sessions.make_room(session, session.num_computed_tokens + len(rows), chosen, now):
-                chosen[session.request_id] = self._rows_of(session, rows)
+                chosen[session.request_id] = _Rows(session, rows)
                 num_left -= len(rows)
-        return tuple(chosen.values())
 
-    def _rows_of(self, session: DraftSession, rows: tuple[int, ...]) -> ScheduledSequence:
-        # the last token's row samples the next guess
-        is_last = session.num_computed_tokens + len(rows) == session.num_tokens
+    def _num_chained(self, chosen: Iterable[_Rows]) -> int:
+        """Guesses that all who sample can add to their first one, with slots for them; nobody gives way for a chain."""
+        drafting = [rows.session for rows in chosen if rows.is_last]
+        num_chained = min((session.num_free_guesses for session in drafting), default=0) - 1
+        if num_chained <= 0:
+            return 0
+        kv = self._sessions.kv
+        has_room = all(kv.allocate_slots(one.request_id, one.num_tokens + num_chained) for one in drafting)
+        return num_chained if has_room else 0
+
+    def _scheduled(self, rows: _Rows) -> ScheduledSequence:
+        session, is_last = rows.session, rows.is_last
         return ScheduledSequence(
             request_id=session.request_id,
-            token_ids=rows,
+            token_ids=rows.token_ids,
             start=session.num_computed_tokens,
             block_table=self._sessions.kv.block_table(session.request_id),
             num_samples=int(is_last),

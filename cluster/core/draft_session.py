@@ -10,6 +10,7 @@ after a full acceptance the session ingests its own last guess before it drafts 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -85,6 +86,13 @@ class DraftSession:
         return self.num_owed is not None and not self.is_due
 
     @property
+    def num_free_guesses(self) -> int:
+        """Guesses still owed that depend on nothing but the tokens before them: no history, no grammar."""
+        if self.num_owed is None or self._guide is not None or (self._history is not None and self._history.is_needed):
+            return 0
+        return self.num_owed - len(self.guesses)
+
+    @property
     def num_pending_tokens(self) -> int:
         """Rows to run before the session is up to date; the last token's row only if a guess is wanted from it."""
         return self.num_tokens - self.num_computed_tokens - (0 if self.wants_guess else 1)
@@ -127,6 +135,15 @@ class DraftSession:
         """Append a guess sampled from the last token's row."""
         self.guesses.append(token_id)
         self._is_stuck = self._guide is not None and self._guide.ends_with(self.guesses)
+
+    def add_guesses(self, token_ids: Sequence[int]) -> None:
+        """Append a guess sampled from the last token's row, and those that followed in a chain, up to a block's end."""
+        self.add_guess(token_ids[0])
+        for token_id in token_ids[1:]:
+            if self._has_ended:
+                return
+            self.advance(1)  # the guess before was a row of the chain
+            self.add_guess(token_id)
 
     def get_stuck(self) -> None:
         """Record that the model has no token for the next guess, until more is committed."""

@@ -48,13 +48,18 @@ class LogitHistory:
                 slot = self._slot(token_id)
                 self._counts[slot] = max(0, self._counts[slot]) + 1
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the logits of what comes next need any change."""
+        params = self._params
+        return params.has_penalties or bool(self._bias) or self._num_output_tokens < params.min_tokens
+
     def snapshot(self, ahead: Sequence[int] = ()) -> SamplingHistory | None:
         """The state after what is committed, with the tokens ahead of it; None when the logits need no change."""
-        params = self._params
-        is_short = self._num_output_tokens < params.min_tokens
-        if not (params.has_penalties or self._bias or is_short):
+        if not self.is_needed:
             return None
-        counted = ahead if params.has_penalties else ()
+        is_short = self._num_output_tokens < self._params.min_tokens
+        counted = ahead if self._params.has_penalties else ()
         new = list(dict.fromkeys(token_id for token_id in counted if token_id not in self._slots))
         new_slots = {token_id: slot for slot, token_id in enumerate(new, start=len(self._slots))}
         return SamplingHistory(

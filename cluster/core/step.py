@@ -51,7 +51,7 @@ class ScheduledSequence:
     request_id: str
     token_ids: tuple[int, ...]
     start: int
-    block_table: tuple[int, ...]  # physical block of each logical block, covering start + len(token_ids) slots
+    block_table: tuple[int, ...]  # physical block of each logical block, covering all rows' slots, chained ones too
     num_samples: int
     sampling: SamplingParams
     num_draft_tokens: int = 0
@@ -61,10 +61,16 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work. `wake_at` is when a held sequence must run even without its block (None: nothing held)."""
+    """One step's work. `wake_at` is when a held sequence must run even without its block (None: nothing held).
+
+    With `num_chained`, so many passes follow the first one, each with a row for every sequence that samples: it holds
+    the token sampled last, at the next position, and samples the one after it. Such a step's sequences have one sample
+    at most, and no history, masks or logprobs. A fault ends the chain, and so does work that waits.
+    """
 
     scheduled: tuple[ScheduledSequence, ...] = ()
     wake_at: float | None = None
+    num_chained: int = 0
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -73,7 +79,7 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The target's own tokens at a sequence's sampled positions, in order: num_samples of them."""
+    """A model's own tokens at a sequence's sampled positions, in order: num_samples of them, and those of a chain."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -180,7 +180,7 @@ class EngineLoop(Generic[CommandT, EventT]):
     def _run(self, step: SchedulerOutput) -> StepStats | None:
         self._step_began = began = self._clock()
         try:
-            output = self._runner.execute(step)
+            output = self._runner.execute(step, self._inbox.has_waiting)
             now = self._clock()
             stats = self._work.apply(step, output, now, now - began)
         except RunnerLost:  # nothing to fail one by one: all requests are refused as the engine ends

@@ -28,6 +28,10 @@ class Inbox(Generic[CommandT]):
         """End a wait, or the next one, without a command."""
         self._queue.put([])
 
+    def has_waiting(self) -> bool:
+        """Whether there is something to take, or a wake-up."""
+        return not self._queue.empty()
+
     def take(self) -> list[tuple[float, CommandT]]:
         """Every (time it came, command) put so far, in order."""
         for _ in range(self._queue.qsize()):  # not until empty, so that a flood cannot keep the thread from its steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -49,8 +50,14 @@ class HostRows:
         lengths = np.diff(query_start)
         owner = np.repeat(np.arange(len(lengths)), lengths)  # [num_tokens] index of each row's sequence
         positions = np.arange(len(owner), dtype=np.int64) + (context_len - query_start[1:])[owner]
-        slots = block_table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        slots = slots_of(block_table, owner, positions, block_size)
         return cls(token_ids, sample_rows, positions, slots, query_start, context_len, block_table)
+
+
+def slots_of(block_table: Int32Array, owner: Int64Array, positions: Int64Array, block_size: int) -> Int64Array:
+    """The slot of each row, given its position and the index of its sequence; shapes broadcast."""
+    offsets = positions % block_size
+    return block_table[owner, positions // block_size].astype(np.int64) * block_size + offsets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,8 +110,8 @@ class InputBatch:
             block_table=on_device(host.block_table),
             sample_rows=on_device(host.sample_rows),
             host=host,
-            max_query_len=int(np.diff(host.query_start).max(initial=0)),
-            max_context_len=int(host.context_len.max(initial=0)),
+            max_query_len=max((end - start for start, end in pairwise(host.query_start.tolist())), default=0),
+            max_context_len=max(host.context_len.tolist(), default=0),
             sampling=sampling,
         )
 
@@ -114,13 +121,14 @@ def _flat_token_ids(items: Sequence[ScheduledSequence]) -> Int64Array:
 
 
 def _host_rows(items: Sequence[ScheduledSequence], block_size: int) -> HostRows:
-    lengths = np.array([len(item.token_ids) for item in items], dtype=np.int32)
-    starts = np.array([item.start for item in items], dtype=np.int32)
-    query_start = np.zeros(len(items) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=query_start[1:])
-    sample_rows = _sample_rows(items, query_start)
+    ends = list(accumulate(len(item.token_ids) for item in items))
     return HostRows.locate(
-        _flat_token_ids(items), sample_rows, query_start, starts + lengths, _block_table(items), block_size
+        _flat_token_ids(items),
+        _sample_rows(items, ends),
+        np.array([0, *ends], dtype=np.int32),
+        np.array([item.start + len(item.token_ids) for item in items], dtype=np.int32),
+        _block_table(items),
+        block_size,
     )
 
 
@@ -132,8 +140,7 @@ def _block_table(items: Sequence[ScheduledSequence]) -> Int32Array:
     return table
 
 
-def _sample_rows(items: Sequence[ScheduledSequence], query_start: Int32Array) -> Int64Array:
-    ends = query_start[1:].tolist()
+def _sample_rows(items: Sequence[ScheduledSequence], ends: Sequence[int]) -> Int64Array:
     return np.array(
         [row for item, end in zip(items, ends, strict=True) for row in range(end - item.num_samples, end)],
         dtype=np.int64,

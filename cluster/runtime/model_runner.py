@@ -12,6 +12,7 @@ from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.messages.request import SamplingParams
 from cluster.runtime.any_model import load_any_model
 from cluster.runtime.attention import PLAIN, block_multiple, flash_computes
+from cluster.runtime.chain import Chain
 from cluster.runtime.cuda_capture import CudaCapture
 from cluster.runtime.graphed_model import eager_reason, graphed
 from cluster.runtime.input_batch import InputBatch
@@ -19,8 +20,9 @@ from cluster.runtime.kv_store import HasKV, KVCache, bytes_per_block, num_blocks
 from cluster.runtime.model import Model
 from cluster.runtime.model_spec import ModelError
 from cluster.runtime.model_store import resolve_model
-from cluster.runtime.sampler import Sampler, collect_step_output, make_sampler
+from cluster.runtime.sampler import Sampler, SamplerOutput, collect_step_output, make_sampler
 from cluster.runtime.threads import set_num_threads
+from cluster.runtime.work import ShouldStop, never
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +78,29 @@ class ModelRunner:
         self._model = wrap(self._model)
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> StepOutput:
+    def execute(self, step: SchedulerOutput, should_stop: ShouldStop = never) -> StepOutput:
         """Compute every row's keys and values and sample where asked.
 
         Token ids must be below vocab_size and block ids below num_blocks: the scheduler has seen to both.
         """
         batch = InputBatch.build(step, self._kv.block_size, self._model.device)
+        sampled = self._run(batch)
+        chained = self._run_chain(batch, sampled, step.num_chained, should_stop) if step.num_chained else ()
+        return collect_step_output(step, sampled, chained)
+
+    def _run_chain(
+        self, batch: InputBatch, sampled: SamplerOutput, num_passes: int, should_stop: ShouldStop
+    ) -> list[SamplerOutput]:
+        chain = Chain.after(batch, num_passes, self._kv.block_size, self._model.device)
+        passes: list[SamplerOutput] = []
+        while len(passes) < num_passes and not sampled.faults and not should_stop():
+            sampled = self._run(chain.batch(len(passes), sampled.token_ids))
+            passes.append(sampled)
+        return passes
+
+    def _run(self, batch: InputBatch) -> SamplerOutput:
         logits = self._model.forward(batch, self._kv)
-        sampled = self._sampler.sample(logits, batch.sampling, self._model.output_token_ids)
-        return collect_step_output(step, sampled)
+        return self._sampler.sample(logits, batch.sampling, self._model.output_token_ids)
 
     def warm_up(self, num_tokens: int) -> None:
         """Compile and touch what a prefill of up to num_tokens and a decode step need, so that no request waits for it.

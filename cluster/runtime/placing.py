@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Place = Callable[[NDArray[Any]], Tensor]
 
-def placer(device: torch.device) -> Callable[[NDArray[Any]], Tensor]:
+
+def placer(device: torch.device) -> Place:
     """What makes tensors on the device out of arrays; on a CPU they share the array's memory."""
     return torch.from_numpy if device.type == "cpu" else partial(_copy, device)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -61,8 +61,14 @@ def check_shapes(logits: torch.Tensor, batch: SamplingBatch, output_token_ids: t
         raise ValueError(f"{list(output_token_ids.shape)} token ids for {logits.shape[1]} columns of logits")
 
 
-def collect_step_output(step: SchedulerOutput, sampled: SamplerOutput) -> StepOutput:
-    """Give every sequence of the step its samples. A sequence with a faulty row has none: it is in `failed`."""
+def collect_step_output(
+    step: SchedulerOutput, sampled: SamplerOutput, chained: Sequence[SamplerOutput] = ()
+) -> StepOutput:
+    """Give every sequence of the step its samples. A sequence with a faulty row has none: it is in `failed`.
+
+    chained: of the passes after the first. There a fault costs its sequence that sample only: the next step meets it
+    again.
+    """
     token_ids = sampled.token_ids.tolist()
     samples: dict[str, SampledTokens] = {}
     failed: dict[str, str] = {}
@@ -78,9 +84,14 @@ def collect_step_output(step: SchedulerOutput, sampled: SamplerOutput) -> StepOu
             failed[item.request_id] = f"the model's output cannot be sampled: {fault}"
         elif item.num_samples:
             samples[item.request_id] = SampledTokens(
-                tuple(token_ids[rows.start : rows.stop]), _logprobs(item, rows, sampled)
+                (*token_ids[rows.start : rows.stop], *_chained_token_ids(chained, rows.start)),
+                _logprobs(item, rows, sampled),
             )
     return StepOutput(samples, failed, frozenset(stuck))
+
+
+def _chained_token_ids(chained: Sequence[SamplerOutput], row: int) -> list[int]:
+    return [int(sampled.token_ids[row]) for sampled in chained if row not in sampled.faults]
 
 
 def _logprobs(item: ScheduledSequence, rows: range, sampled: SamplerOutput) -> tuple[TokenLogprobs, ...] | None:

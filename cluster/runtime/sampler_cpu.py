@@ -21,7 +21,10 @@ _FAULTS = {FAULT_NAN: RowFault.NAN, FAULT_INFINITE: RowFault.INFINITE, FAULT_EMP
 
 
 class CpuSampler:
-    """Samples in the calling thread, without the GIL."""
+    """Samples in the calling thread, without the GIL. Remembers the columns of the last logits."""
+
+    def __init__(self) -> None:
+        self._columns: tuple[torch.Tensor | None, NDArray[np.int32]] = (None, np.zeros(0, np.int32))
 
     def sample(
         self, logits: torch.Tensor, batch: SamplingBatch, output_token_ids: torch.Tensor | None = None
@@ -29,11 +32,11 @@ class CpuSampler:
         """See Sampler.sample."""
         check_shapes(logits, batch, output_token_ids)
         rows = logits.detach().contiguous().numpy()
-        ids = _token_ids(logits.shape[1], output_token_ids)
+        ids = self._token_ids(logits.shape[1], output_token_ids)
         columns, codes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint8)
         changes = Changes(_adjustments(batch.adjustments, ids), _masks(batch.masks))
         sample_rows(rows, ids, _parameters(batch), changes, columns, codes)
-        faults = {int(row): _FAULTS[int(codes[row])] for row in np.flatnonzero(codes)}
+        faults = {row: _FAULTS[code] for row, code in enumerate(codes.tolist()) if code}
         logprobs = {
             row: _logprobs(rows[row], ids, int(columns[row]), num_top)
             for row, num_top in zip(batch.logprob_rows.tolist(), batch.num_logprobs.tolist(), strict=True)
@@ -41,11 +44,12 @@ class CpuSampler:
         }
         return SamplerOutput(ids[columns].astype(np.int64), logprobs, faults)
 
-
-def _token_ids(num_columns: int, output_token_ids: torch.Tensor | None) -> NDArray[np.int32]:
-    if output_token_ids is None:
-        return np.arange(num_columns, dtype=np.int32)
-    return output_token_ids.numpy().astype(np.int32)
+    def _token_ids(self, num_columns: int, source: torch.Tensor | None) -> NDArray[np.int32]:
+        known, ids = self._columns
+        if known is not source or len(ids) != num_columns:
+            ids = np.arange(num_columns, dtype=np.int32) if source is None else source.numpy().astype(np.int32)
+            self._columns = source, ids
+        return ids
 
 
 def _parameters(batch: SamplingBatch) -> Parameters:

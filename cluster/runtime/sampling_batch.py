@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -49,15 +49,15 @@ class SamplingBatch:
         """Arrays for every sequence of the step that samples; prefill chunks without samples add no row."""
         sampled = [item for item in step.scheduled if item.num_samples]
         params = [item.sampling for item in sampled]
-        counts = np.array([item.num_samples for item in sampled], dtype=np.int64)
+        owner = [index for index, item in enumerate(sampled) for _ in range(item.num_samples)]  # of each row
         logprob_rows, num_logprobs = _logprob_rows(sampled)
         return cls(
-            temperature=_rows((p.temperature for p in params), np.float64, counts),
-            top_p=_rows((p.top_p for p in params), np.float64, counts),
-            top_k=_rows((NO_TOP_K if p.top_k is None else p.top_k for p in params), np.int64, counts),
-            min_p=_rows((p.min_p for p in params), np.float64, counts),
-            seed=_rows((p.seed for p in params), np.uint64, counts),
-            position=_positions(sampled, counts),
+            temperature=_rows([p.temperature for p in params], np.float64, owner),
+            top_p=_rows([p.top_p for p in params], np.float64, owner),
+            top_k=_rows([NO_TOP_K if p.top_k is None else p.top_k for p in params], np.int64, owner),
+            min_p=_rows([p.min_p for p in params], np.float64, owner),
+            seed=_rows([p.seed for p in params], np.uint64, owner),
+            position=_positions(sampled),
             logprob_rows=logprob_rows,
             num_logprobs=num_logprobs,
             adjustments=LogitAdjustments.build(sampled),
@@ -65,16 +65,16 @@ class SamplingBatch:
         )
 
 
-def _rows(values: Iterable[float], dtype: type[_Scalar], counts: NDArray[np.int64]) -> NDArray[_Scalar]:
+def _rows(values: Sequence[float], dtype: type[_Scalar], owner: Sequence[int]) -> NDArray[_Scalar]:
     """One value per sequence → one per row."""
-    return np.repeat(np.array(list(values), dtype=dtype), counts)
+    per_sequence = np.array(values, dtype=dtype)
+    return per_sequence if len(owner) == len(values) else per_sequence[owner]
 
 
-def _positions(sampled: list[ScheduledSequence], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _positions(sampled: list[ScheduledSequence]) -> NDArray[np.int64]:
     """The last num_samples token positions of each sequence, plus one: a row samples the token after its own."""
-    first = np.array([s.start + len(s.token_ids) - s.num_samples + 1 for s in sampled], dtype=np.int64)
-    row_of_first = np.cumsum(counts) - counts
-    return np.repeat(first - row_of_first, counts) + np.arange(counts.sum(), dtype=np.int64)
+    ends = ((item.start + len(item.token_ids) + 1, item.num_samples) for item in sampled)
+    return np.array([position for end, count in ends for position in range(end - count, end)], dtype=np.int64)
 
 
 def _logprob_rows(sampled: list[ScheduledSequence]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from cluster.core.step import SchedulerOutput, SchedulerStats, StepOutput, StepStats
@@ -11,6 +12,14 @@ CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT = TypeVar("EventT")
 
 
+ShouldStop = Callable[[], bool]  # whether to end a chain of passes early; cheap
+
+
+def never() -> bool:
+    """Run chains to their end."""
+    return False
+
+
 class RunnerLost(RuntimeError):
     """A runner that will never run a step again: its engine ends, and its replica must be replaced."""
 
@@ -18,8 +27,8 @@ class RunnerLost(RuntimeError):
 class Runner(Protocol):
     """Runs one step on a model."""
 
-    def execute(self, step: SchedulerOutput) -> StepOutput:
-        """Compute the rows' KV and sample where asked.
+    def execute(self, step: SchedulerOutput, should_stop: ShouldStop = never) -> StepOutput:
+        """Compute the rows' KV and sample where asked. `should_stop` is asked before each chained pass.
 
         Raises whatever went wrong, and the engine serves on; raises RunnerLost when there is no going on.
         """

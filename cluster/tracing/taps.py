@@ -17,7 +17,7 @@ from cluster.runtime.input_batch import InputBatch
 from cluster.runtime.kv_store import KVCache
 from cluster.runtime.model import Model, ServedSpec
 from cluster.runtime.model_runner import ModelRunner
-from cluster.runtime.work import Runner, Work
+from cluster.runtime.work import Runner, ShouldStop, Work, never
 from cluster.tracing.marks import Place, TraceLog
 from cluster.transport.codec import Frame
 from cluster.transport.draft_stream import DRAFT_PROTOCOL
@@ -172,9 +172,9 @@ class _TracedRunner:
         self._places = places
         self._steps = steps
 
-    def execute(self, step: SchedulerOutput) -> StepOutput:
+    def execute(self, step: SchedulerOutput, should_stop: ShouldStop = never) -> StepOutput:
         self._steps.begin(step, self._places.step)
-        output = self._runner.execute(step)
+        output = self._runner.execute(step, should_stop)
         self._steps.mark(self._places.sampled)
         return output
 

@@ -26,6 +26,7 @@ from cluster.runtime.model_runner import ModelRunner, build_runner
 from cluster.runtime.model_spec import ModelError
 from cluster.runtime.rank_processes import RankProcesses
 from cluster.runtime.ranks import RankJob
+from cluster.runtime.work import ShouldStop, never
 from tests.engines import TinyRouter
 from tests.fakes import sampling, save_tiny_pair
 from tests.integration.test_engine_models import DRAFT_LEN, ROUNDS, pool, pool_config, requests
@@ -201,8 +202,8 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def execute(self, step: SchedulerOutput) -> StepOutput:
-        output = self._runner.execute(step)
+    def execute(self, step: SchedulerOutput, should_stop: ShouldStop = never) -> StepOutput:
+        output = self._runner.execute(step, should_stop)
         self._stepped.set()
         return output
 

@@ -55,13 +55,15 @@ class Stream:
 
 
 class Wire:
-    """Commands under way to a draft engine that is stepped by hand."""
+    """Commands under way to a draft engine that is stepped by hand; some arrive while it makes a chain of guesses."""
 
     def __init__(self, num_blocks: int, num_streams: int, prefix_cache: bool) -> None:
         self.now = 0.0
         self.commands: list[DraftCommand] = []
+        self.num_passes_to_arrival: int | None = None
         self.kv = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, prefix_cache)
         runner = ToyRunner(BLOCK_SIZE, DRAFT)
+        runner.before_pass = self.arrive
         runner.may_write = lambda block_id: block_id not in self.kv.pool.cache
         config = DraftSchedulerConfig(
             max_num_seqs=2,
@@ -88,6 +90,14 @@ class Wire:
                 stream.epoch += 1
                 self.commands.append(stream.open(draft_len=2))
 
+    def arrive(self) -> None:
+        """Deliver a command between two passes, when its time has come."""
+        if self.num_passes_to_arrival is None:
+            return
+        self.num_passes_to_arrival -= 1
+        if self.num_passes_to_arrival == 0 and self.commands:
+            self.engine.handle([self.commands.pop(0)])
+
     def step(self) -> None:
         self.now += 0.3
         self.engine.step()
@@ -99,7 +109,7 @@ class Wire:
 def test_guesses_equal_a_fresh_sessions_whatever_the_wire_does(num_blocks, num_streams, prefix_cache, data):
     wire = Wire(num_blocks, num_streams, prefix_cache)
     wire.commands = [stream.open(draft_len=3) for stream in wire.streams.values()]
-    ops = ["commit", "commit", "deliver", "deliver", "step", "step", "step", "drop", "duplicate", "swap"]
+    ops = ["commit", "commit", "deliver", "deliver", "step", "step", "step", "interrupt", "drop", "duplicate", "swap"]
     for op in data.draw(st.lists(st.sampled_from(ops), min_size=20, max_size=80)):
         if op == "commit":
             stream = wire.streams[data.draw(st.sampled_from(sorted(wire.streams)))]
@@ -107,6 +117,8 @@ def test_guesses_equal_a_fresh_sessions_whatever_the_wire_does(num_blocks, num_s
             wire.commands += [message] if message else []
         elif op == "step":
             wire.step()
+        elif op == "interrupt":
+            wire.num_passes_to_arrival = data.draw(st.integers(1, 4))
         elif op == "deliver" and wire.commands:
             wire.engine.handle([wire.commands.pop(0)])
         elif op == "drop" and wire.commands:

@@ -21,8 +21,8 @@ class Drafting:
         self.scheduler = DraftScheduler(config, self.kv)
         self.runner = ToyRunner(BLOCK_SIZE)
 
-    def open(self, request_id, num_tokens, draft_len=2, now=0.0, epoch=0):
-        self.scheduler.handle(Open(request_id, epoch, tuple(range(num_tokens)), sampling(), draft_len), now)
+    def open(self, request_id, num_tokens, draft_len=2, now=0.0, epoch=0, **fields):
+        self.scheduler.handle(Open(request_id, epoch, tuple(range(num_tokens)), sampling(**fields), draft_len), now)
 
     def step(self, now=0.0) -> SchedulerOutput:
         step = self.scheduler.schedule(now)
@@ -45,12 +45,87 @@ def test_sessions_are_drafted_for_together():
     drafting = Drafting()
     drafting.open("a", 3)
     drafting.open("b", 5)
-    assert [item.request_id for item in drafting.step().scheduled] == ["a", "b"]
-    assert [len(item.token_ids) for item in drafting.step().scheduled] == [1, 1]
+    step = drafting.step()
+    assert [(item.request_id, len(item.token_ids)) for item in step.scheduled] == [("a", 3), ("b", 5)]
+    assert step.num_chained == 1, "a block of 2 in one step"
     blocks = drafting.scheduler.take_events()
     assert [block.token_ids for block in blocks] == [
         ToyModel().continuation(tuple(range(length)), sampling(), 2) for length in (3, 5)
     ]
+
+
+def test_a_chain_ends_with_the_first_block_that_is_complete():
+    drafting = Drafting()
+    drafting.open("a", 3, draft_len=2)
+    drafting.open("b", 3, draft_len=5)
+    assert drafting.step().num_chained == 1
+    assert [block.request_id for block in drafting.scheduler.take_events()] == ["a"]
+    assert drafting.step().num_chained == 2
+    (block,) = drafting.scheduler.take_events()
+    assert block.token_ids == ToyModel().continuation(tuple(range(3)), sampling(), 5)
+
+
+@pytest.mark.parametrize("fields", [{"presence_penalty": 1.0}, {"logit_bias": ((3, 1.0),)}, {"min_tokens": 4}])
+def test_guesses_that_change_what_the_next_one_depends_on_are_made_step_by_step(fields):
+    drafting = Drafting()
+    drafting.open("a", 3, draft_len=3)
+    drafting.open("b", 3, draft_len=3, **fields)
+    assert [drafting.step().num_chained for _ in range(4)] == [0, 0, 0, 0]
+    assert len(drafting.scheduler.take_events()) == 2
+
+
+def test_a_prompt_is_read_beside_a_chain():
+    drafting = Drafting()
+    drafting.open("long", 40)
+    drafting.open("a", 3, draft_len=4)
+    step = drafting.step()
+    assert [(len(item.token_ids), item.num_samples) for item in step.scheduled] == [(3, 1), (13, 0)]
+    assert step.num_chained == 3
+
+
+def test_nobody_gives_way_for_a_chain():
+    drafting = Drafting(num_blocks=4)
+    drafting.open("a", 7, draft_len=1)
+    drafting.open("b", 7, draft_len=1)
+    drafting.settle()
+    drafting.scheduler.handle(Committed("a", 0, 7, (1,), draft_len=3), 9.0)
+    step = drafting.step(9.0)
+    assert (step.num_chained, drafting.scheduler.stats().num_preemptions) == (0, 0)
+    assert len(step.scheduled[0].block_table) == 2
+
+
+def test_a_stop_token_ends_a_block_within_a_chain_and_what_follows_is_forgotten():
+    drafting = Drafting()
+    right = ToyModel().continuation((0, 1, 2), sampling(), 6)
+    drafting.open("a", 3, draft_len=6, stop_token_ids=(right[2],))
+    step = drafting.step()
+    assert step.num_chained == 5
+    assert drafting.scheduler.take_events() == [DraftBlock("a", 3, right[:3])]
+    assert drafting.kv.pool.num_used == 2, "blocks for 3 + 3 tokens"
+    drafting.scheduler.handle(Committed("a", 0, 3, (*right[:3], 7), draft_len=2), 1.0)
+    assert drafting.step().scheduled[0].token_ids == (right[2], 7)
+
+
+def test_a_chain_counts_its_rows_and_its_guesses():
+    drafting = Drafting()
+    drafting.open("a", 3, draft_len=4)
+    drafting.open("b", 2, draft_len=4)
+    step = drafting.scheduler.schedule(0.0)
+    stats = drafting.scheduler.apply(step, drafting.runner.execute(step), 0.0, 0.0)
+    assert (stats.num_scheduled_tokens, stats.num_emitted_tokens) == (5 + 2 * 3, 2 * 4)
+
+
+def test_a_chain_that_ends_early_is_taken_up_in_the_next_step():
+    drafting = Drafting()
+    drafting.open("a", 3, draft_len=6)
+    asked = iter([False, False, True])
+    step = drafting.scheduler.schedule(0.0)
+    drafting.scheduler.apply(step, drafting.runner.execute(step, lambda: next(asked)), 0.0, 0.0)
+    assert drafting.scheduler.take_events() == []
+    rest = drafting.step()
+    assert ([len(item.token_ids) for item in rest.scheduled], rest.num_chained) == ([1], 2)
+    (block,) = drafting.scheduler.take_events()
+    assert block.token_ids == ToyModel().continuation((0, 1, 2), sampling(), 6)
 
 
 def test_a_long_prompt_is_read_in_chunks_beside_those_that_draft():
@@ -58,7 +133,7 @@ def test_a_long_prompt_is_read_in_chunks_beside_those_that_draft():
     drafting.open("long", 40, now=0.0)
     drafting.open("short", 2, now=1.0)
     steps = [{item.request_id: len(item.token_ids) for item in drafting.step().scheduled} for _ in range(2)]
-    assert steps == [{"short": 2, "long": 14}, {"short": 1, "long": 15}]
+    assert steps == [{"short": 2, "long": 14}, {"long": 16}]
 
 
 def test_drafting_leaves_a_quarter_of_the_rows_to_prompts():

@@ -111,6 +111,20 @@ def test_drafting_ends_at_a_stop_token():
     assert one.take_block(0.0).token_ids == (4, EOS)
 
 
+def test_a_chain_of_guesses_has_kv_up_to_the_last_but_one():
+    one = session(1, 2, draft_len=4)
+    one.advance(one.num_pending_tokens)
+    one.add_guesses((5, 6, 7))
+    assert (one.guesses, one.num_computed_tokens, one.pending_rows(9)) == ([5, 6, 7], 4, (7,))
+
+
+def test_what_a_chain_made_after_a_stop_token_is_forgotten():
+    one = session(1, 2, draft_len=4)
+    one.advance(one.num_pending_tokens)
+    one.add_guesses((5, EOS, 7, 8))
+    assert (one.guesses, one.num_computed_tokens, one.is_due) == ([5, EOS], 3, True)
+
+
 def test_drafting_goes_on_after_eos_when_it_is_ignored():
     one = session(1, draft_len=2, ignore_eos=True)
     draft(one, EOS)

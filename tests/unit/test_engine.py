@@ -142,8 +142,8 @@ def spoil(pool, request_id):
     """Make the model's output for one request impossible to sample."""
     execute = pool.runner.execute
 
-    def spoiled(step):
-        output = execute(step)
+    def spoiled(step, should_stop):
+        output = execute(step, should_stop)
         samples = {key: value for key, value in output.samples.items() if key != request_id}
         return StepOutput(samples, {request_id: "NaN"} if len(samples) < len(output.samples) else {})
 

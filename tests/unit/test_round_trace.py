@@ -67,6 +67,15 @@ def test_a_draft_step_without_its_end_makes_no_round() -> None:
     assert join(round_marks((*BEFORE, *DRAFT_STEP[:3], *AFTER))).left_out == {"a draft step is cut": 1}
 
 
+def test_passes_of_a_chain_are_summed_like_steps() -> None:
+    step, forward, logits, *rest = DRAFT_STEP
+    (found,) = join(
+        round_marks((*BEFORE, step, forward, logits, forward, logits, forward, logits, *rest, *AFTER))
+    ).rounds
+    assert sum(found.by_name().values()) == found.duration_ns
+    assert (found.by_name()["draft: model"], found.by_name()["draft: sample, go on in a chain"]) == (3, 2)
+
+
 def test_guesses_that_were_kept_need_no_step() -> None:
     (found,) = join(round_marks((*BEFORE, *AFTER))).rounds
     assert found.by_name()["draft: guesses kept, no step"] == 1

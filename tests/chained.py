@@ -1,0 +1,33 @@
+"""What a chain of passes must give, in terms of steps without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
+from cluster.runtime.work import ShouldStop, never
+
+
+def run_chain(
+    run: Callable[[SchedulerOutput], StepOutput], step: SchedulerOutput, should_stop: ShouldStop = never
+) -> StepOutput:
+    """What a step's chain must give, by a step for each pass."""
+    one = SchedulerOutput(step.scheduled)
+    total = output = run(one)
+    for _ in range(step.num_chained):
+        if output.failed or output.stuck or should_stop():
+            break
+        one = SchedulerOutput(tuple(_following(item, output) for item in one.scheduled if item.num_samples))
+        output = run(one)
+        more = {key: found.token_ids for key, found in output.samples.items()}
+        samples = {
+            key: replace(found, token_ids=found.token_ids + more.get(key, ())) for key, found in total.samples.items()
+        }
+        total = replace(total, samples=samples)
+    return total
+
+
+def _following(item: ScheduledSequence, output: StepOutput) -> ScheduledSequence:
+    (token_id,) = output.samples[item.request_id].token_ids
+    return replace(item, token_ids=(token_id,), start=item.start + len(item.token_ids))

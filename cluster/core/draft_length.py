@@ -16,7 +16,7 @@ from cluster.messages.request import MAX_DRAFT_TOKENS, DraftLengthMode
 
 _PRIOR_ACCEPTANCE = 0.6  # before anything is measured: hopeful, so that speculation gets measured at all
 _PRIOR_TRIALS = 10.0
-_REQUEST_TRIALS = 8.0  # how many guesses a request must show before its own rate outweighs the pool's
+_REQUEST_TRIALS = 15.0  # how many guesses a request must show before its own rate outweighs the pool's
 _POOL_DECAY = 0.995  # per verification
 _REQUEST_DECAY = 0.95
 
@@ -102,8 +102,11 @@ class DraftLengthController:
 
     def expected_tokens(self, state: DraftLengthState, num_draft_tokens: int) -> float:
         """E(K): tokens emitted per verification, the target's own token included."""
-        rate = self.acceptance_rate(state)
-        return sum(rate**position for position in range(num_draft_tokens + 1))
+        return _expected(self.acceptance_rate(state), num_draft_tokens)
+
+    def expected_of_pool(self, num_draft_tokens: int) -> float:
+        """E(K) of a request like all others."""
+        return _expected(self._pool_acceptance_rate, num_draft_tokens)
 
     def arrival_s(self, state: DraftLengthState, num_draft_tokens: int) -> float | None:
         """Seconds from a commit to its block; the request's own measurements first, then the pool's."""
@@ -193,6 +196,10 @@ class DraftLengthController:
         predicted = [self._steps.predict(num_sequences * (1 + draft_len)) for draft_len in range(limit + 1)]
         known = [max(seconds, 1e-9) for seconds in predicted if seconds is not None]
         return known if len(known) == len(predicted) else None
+
+
+def _expected(acceptance: float, num_draft_tokens: int) -> float:
+    return sum(acceptance**position for position in range(num_draft_tokens + 1))
 
 
 def _rates(acceptance: float, cycles: list[float]) -> list[float]:

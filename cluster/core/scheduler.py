@@ -208,16 +208,18 @@ class Scheduler:
         return commits
 
     def _observe_tactic(self, scheduled: tuple[ScheduledSequence, ...], now: float) -> None:
-        """What the step comes to under the pool's tactic: expected tokens, which vary less than those accepted."""
-        tactics, state_of = self._draft_length.tactics, self._sequences
+        """What the step comes to under the pool's tactic, in expected tokens.
+
+        They vary less than those accepted, and do not depend on whose requests happened to be in a trial.
+        """
+        tactics = self._draft_length.tactics
         if not tactics.has_choice:
             return
         if any(is_chunk(item) for item in scheduled) or not any(running.speculates for running in self._running):
             tactics.skip()
             return
-        states = [(state_of[item.request_id].draft_length, item) for item in scheduled if item.request_id in state_of]
-        expected = self._draft_length.expected_tokens
-        tactics.observe(len(self._running), sum(expected(state, item.num_draft_tokens) for state, item in states), now)
+        expected = self._draft_length.expected_of_pool
+        tactics.observe(len(self._running), sum(expected(item.num_draft_tokens) for item in scheduled), now)
 
     def _commit(
         self, sequence: Sequence, item: ScheduledSequence, sampled: SampledTokens, now: float, step_s: float

@@ -16,8 +16,8 @@ from cluster.messages.request import DraftLengthMode, HoldMode
 _SETTLING_STEPS = 2  # after a change: blocks asked for before it, drafts that have to catch up
 _TRIAL_STEPS = 8
 _HOPELESS = 0.8  # a trial that is so much slower ends halfway
-_FIRST_INTERVAL = 96  # steps between two trials of a tactic; doubles with each vain one
-_MAX_INTERVAL = 1024
+_FIRST_INTERVAL = 192  # steps between two trials of a tactic; doubles with each vain one
+_MAX_INTERVAL = 1536
 _MARGIN = 1.05  # how much better than the present one another tactic must be
 _DECAY = 0.98  # of a tally, per step
 _STALE = 0.25  # weight of what an earlier trial found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -14,15 +15,18 @@ class PoolMetrics:
     """One pool replica's instruments, fed with every engine step."""
 
     def __init__(self, registry: CollectorRegistry, model: str, pool: str, stats: Callable[[], SchedulerStats]) -> None:
-        self._labels = (model, pool)
         self._seen: dict[str, int] = {}  # totals already counted, of counters that the scheduler keeps itself
 
-        def count(name: str, text: str, *extra: str) -> Counter:
-            return Counter(f"paceline_{name}", text, ("model", "pool", *extra), registry=registry)
+        def count(name: str, text: str) -> Counter:
+            return Counter(f"paceline_{name}", text, ("model", "pool"), registry=registry).labels(model, pool)
+
+        def count_by(name: str, text: str, label: str) -> Callable[[str], Counter]:
+            counter = Counter(f"paceline_{name}", text, ("model", "pool", label), registry=registry)
+            return cache(lambda value: counter.labels(model, pool, value))
 
         def gauge(name: str, text: str, value: Callable[[SchedulerStats], float]) -> None:
             metric = Gauge(f"paceline_{name}", text, ("model", "pool"), registry=registry)
-            metric.labels(*self._labels).set_function(lambda: value(stats()))
+            metric.labels(model, pool).set_function(lambda: value(stats()))
 
         # sum by (pool) (paceline_num_requests_running)
         gauge("num_requests_running", "Sequences being stepped", lambda s: s.num_running)
@@ -39,7 +43,7 @@ class PoolMetrics:
         # p50(paceline_step_seconds{pool="target"}): time of a verification; {pool="draft"}: of one guess
         self._step_s = Histogram(
             "paceline_step_seconds", "One engine step", ("model", "pool"), registry=registry, buckets=STEP_S
-        )
+        ).labels(model, pool)
         # rate(paceline_step_tokens_total[5m]): rows through the model
         self._rows = count("step_tokens", "Rows run through the model")
         # rate(paceline_generation_tokens_total[5m])
@@ -52,9 +56,9 @@ class PoolMetrics:
         # acceptance length: 1 + rate(..._num_accepted_tokens_total[5m]) / rate(..._num_drafts_total[5m])
         self._accepted = count("spec_decode_num_accepted_tokens", "Guesses accepted")
         # rate(..._num_accepted_tokens_per_pos_total[5m]) / ignoring(position) group_left rate(..._num_drafts_total[5m])
-        self._per_position = count("spec_decode_num_accepted_tokens_per_pos", "Accepted, by position", "position")
+        self._per_position = count_by("spec_decode_num_accepted_tokens_per_pos", "Accepted, by position", "position")
         # rate(paceline_holds_total[5m]) by outcome: arrived, declined, expired, not_worth
-        self._holds = count("holds", "Sequences whose block was in flight at a step, by outcome", "outcome")
+        self._holds = count_by("holds", "Sequences whose block was in flight at a step, by outcome", "outcome")
         # rate(paceline_preemptions_total[5m])
         self._preemptions = count("preemptions", "Sequences preempted for KV and recomputed")
         # rate(paceline_spec_decode_num_stale_blocks_total[5m])
@@ -65,24 +69,24 @@ class PoolMetrics:
         self._hits = count("prefix_cache_hits", "Tokens found there")
 
     def observe_step(self, step: StepStats) -> None:
-        labels = self._labels
-        self._step_s.labels(*labels).observe(step.duration_s)
-        self._rows.labels(*labels).inc(step.num_scheduled_tokens)
-        self._emitted.labels(*labels).inc(step.num_emitted_tokens)
-        self._drafts.labels(*labels).inc(step.num_verified_sequences)
-        self._draft_tokens.labels(*labels).inc(step.num_draft_tokens)
-        self._accepted.labels(*labels).inc(step.num_accepted_tokens)
+        """Between two steps of the engine, so as little work as can be."""
+        self._step_s.observe(step.duration_s)
+        self._rows.inc(step.num_scheduled_tokens)
+        self._emitted.inc(step.num_emitted_tokens)
+        self._drafts.inc(step.num_verified_sequences)
+        self._draft_tokens.inc(step.num_draft_tokens)
+        self._accepted.inc(step.num_accepted_tokens)
         for position, accepted in enumerate(step.accepted_per_position):
-            self._per_position.labels(*labels, str(position)).inc(accepted)
+            self._per_position(str(position)).inc(accepted)
         self._count_totals(step.scheduler)
 
     def _count_totals(self, stats: SchedulerStats) -> None:
         for outcome, total in stats.holds.items():
-            self._holds.labels(*self._labels, outcome).inc(self._new(f"hold:{outcome}", total))
-        self._preemptions.labels(*self._labels).inc(self._new("preemptions", stats.num_preemptions))
-        self._stale.labels(*self._labels).inc(self._new("stale", stats.num_stale_blocks))
-        self._queries.labels(*self._labels).inc(self._new("prefix_queries", stats.prefix_cache.num_query_tokens))
-        self._hits.labels(*self._labels).inc(self._new("prefix_hits", stats.prefix_cache.num_hit_tokens))
+            self._holds(outcome).inc(self._new(outcome, total))
+        self._preemptions.inc(self._new("preemptions", stats.num_preemptions))
+        self._stale.inc(self._new("stale", stats.num_stale_blocks))
+        self._queries.inc(self._new("prefix_queries", stats.prefix_cache.num_query_tokens))
+        self._hits.inc(self._new("prefix_hits", stats.prefix_cache.num_hit_tokens))
 
     def _new(self, name: str, total: int) -> int:
         new = total - self._seen.get(name, 0)

@@ -196,7 +196,8 @@ class DraftScheduler:
         """Take in what a step computed and sampled, and ship the blocks that are now complete."""
         for item in step.scheduled:
             self._advance(item, output, now)
-        num_guesses = sum(len(sampled.token_ids) for sampled in output.samples.values())
+        num_sampled = [len(sampled.token_ids) for sampled in output.samples.values()]
+        num_guesses = sum(num_sampled)
         return StepStats(
             duration_s=step_s,
             num_sequences=len(step.scheduled),
@@ -207,6 +208,7 @@ class DraftScheduler:
             num_verified_sequences=0,
             accepted_per_position=(),
             scheduler=self.stats(),
+            num_passes=max(num_sampled, default=1),
         )
 
     def _advance(self, item: ScheduledSequence, output: StepOutput, now: float) -> None:

@@ -276,6 +276,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_stale_blocks=self._proposals.num_stale,
             holds={outcome.value: self._hold.outcomes[outcome] for outcome in HoldOutcome},
+            tactics={tactic.value: number for tactic, number in self._draft_length.tactics.num_steps.items()},
             prefix_cache=self._kv.prefix_stats(),
         )
 

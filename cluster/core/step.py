@@ -119,6 +119,7 @@ class SchedulerStats:
     num_preemptions: int = 0
     num_stale_blocks: int = 0  # draft blocks whose stamp or shape no longer fitted
     holds: Mapping[str, int] = field(default_factory=dict)  # by outcome: arrived, declined, expired, not_worth
+    tactics: Mapping[str, int] = field(default_factory=dict)  # steps by tactic, where there is a choice
     prefix_cache: PrefixCacheStats = PrefixCacheStats()
 
     @property
@@ -139,3 +140,4 @@ class StepStats:
     num_verified_sequences: int  # sequences that had draft tokens in this step
     accepted_per_position: tuple[int, ...]  # [i]: verifications that accepted draft position i
     scheduler: SchedulerStats
+    num_passes: int = 1  # through the model: more in a chain

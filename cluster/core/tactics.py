@@ -150,9 +150,10 @@ class Trials:
 
 
 class TacticChoice:
-    """Owns a pool's trials, by sizes of batches in powers of two, and the time between its steps."""
+    """Owns a pool's trials, by sizes of batches in powers of two, the time between its steps, and a count of them."""
 
     def __init__(self, tactics: tuple[Tactic, ...]) -> None:
+        self.num_steps = dict.fromkeys(tactics if len(tactics) > 1 else (), 0)
         self._tactics = tactics
         self._trials: dict[int, Trials] = {}
         self._last: tuple[int, float] | None = None  # sequences and end of the step before, if it only decoded
@@ -170,8 +171,10 @@ class TacticChoice:
 
     def observe(self, num_sequences: int, num_tokens: float, now: float) -> None:
         """A step of so many sequences, no prompt among them, has emitted `num_tokens` by `now`."""
+        trials = self.trials(num_sequences)
+        self.num_steps[trials.tactic] += 1
         if self._last is not None and self._last[0] == num_sequences:
-            self.trials(num_sequences).observe(num_tokens, now - self._last[1])
+            trials.observe(num_tokens, now - self._last[1])
         self._last = num_sequences, now
 
     def skip(self) -> None:

@@ -40,7 +40,8 @@ class PoolMetrics:
         # max by (model, pool) (paceline_prefix_cache_blocks)
         gauge("prefix_cache_blocks", "KV blocks whose contents can be reused", lambda s: s.prefix_cache.num_blocks)
 
-        # p50(paceline_step_seconds{pool="target"}): time of a verification; {pool="draft"}: of one guess
+        # p50(paceline_step_seconds{pool="target"}): time of a verification; {pool="draft"}: of one guess (a step
+        # of several passes counts once, as their average)
         self._step_s = Histogram(
             "paceline_step_seconds", "One engine step", ("model", "pool"), registry=registry, buckets=STEP_S
         ).labels(model, pool)
@@ -59,6 +60,8 @@ class PoolMetrics:
         self._per_position = count_by("spec_decode_num_accepted_tokens_per_pos", "Accepted, by position", "position")
         # rate(paceline_holds_total[5m]) by outcome: arrived, declined, expired, not_worth
         self._holds = count_by("holds", "Sequences whose block was in flight at a step, by outcome", "outcome")
+        # rate(paceline_spec_decode_steps_total[5m]) by tactic: plain, overlap, wait
+        self._tactics = count_by("spec_decode_steps", "Steps of nothing but decodes, by the pool's tactic", "tactic")
         # rate(paceline_preemptions_total[5m])
         self._preemptions = count("preemptions", "Sequences preempted for KV and recomputed")
         # rate(paceline_spec_decode_num_stale_blocks_total[5m])
@@ -70,7 +73,7 @@ class PoolMetrics:
 
     def observe_step(self, step: StepStats) -> None:
         """Between two steps of the engine, so as little work as can be."""
-        self._step_s.observe(step.duration_s)
+        self._step_s.observe(step.duration_s / step.num_passes)
         self._rows.inc(step.num_scheduled_tokens)
         self._emitted.inc(step.num_emitted_tokens)
         self._drafts.inc(step.num_verified_sequences)
@@ -83,6 +86,8 @@ class PoolMetrics:
     def _count_totals(self, stats: SchedulerStats) -> None:
         for outcome, total in stats.holds.items():
             self._holds(outcome).inc(self._new(outcome, total))
+        for tactic, total in stats.tactics.items():
+            self._tactics(tactic).inc(self._new(tactic, total))
         self._preemptions.inc(self._new("preemptions", stats.num_preemptions))
         self._stale.inc(self._new("stale", stats.num_stale_blocks))
         self._queries.inc(self._new("prefix_queries", stats.prefix_cache.num_query_tokens))

@@ -115,6 +115,7 @@ def test_every_metric_has_a_row_and_every_row_a_metric() -> None:
         "model",
         "pool",
         "drafter",
+        "tactic",
         "position",
         "rule",
         "variant",

@@ -123,6 +123,8 @@ class Scheduler:
         scheduled and no wake_at means that there is nothing to do until the next command.
         """
         self._admit()
+        if not len(self._running):
+            self._draft_length.tactics.skip(0)  # what it waits for from now on is no step
         decoding = [sequence for sequence in self._running if not sequence.is_prefilling]
         hold = self._hold.decide(decoding, self._must_run(decoding), now)
         plan = StepPlan(self.config.max_num_batched_tokens, self._kv)
@@ -216,7 +218,7 @@ class Scheduler:
         if not tactics.has_choice:
             return
         if any(is_chunk(item) for item in scheduled) or not any(running.speculates for running in self._running):
-            tactics.skip()
+            tactics.skip(len(self._running))
             return
         expected = self._draft_length.expected_of_pool
         tactics.observe(len(self._running), sum(expected(item.num_draft_tokens) for item in scheduled), now)

@@ -18,6 +18,10 @@ from cluster.core.ngram import NgramIndex
 from cluster.messages.request import Drafter, SamplingParams
 from cluster.messages.rounds import Commit, Committed, DraftBlock, Open
 
+_MAX_UNTOLD = (
+    32  # tokens that a draft may lag behind while none of its guesses are wanted: what it can read in a moment
+)
+
 
 class FallbackCause(StrEnum):
     """Why a request stopped using a drafter."""
@@ -233,7 +237,7 @@ class SpeculationSession:
         return self._guess(num_wanted) if commit.next_draft_len else []
 
     def _ask_draft(self, num_wanted: int, now: float) -> list[Action]:
-        """Tell the draft of everything since it was last asked; while none is wanted, it is left alone."""
+        """Tell the draft of everything since it was told last: when guesses are wanted, and now and then while not."""
         self._watch.pass_by()
         if num_wanted:
             self._watch.ask(self.committed_len, now)
@@ -241,7 +245,7 @@ class SpeculationSession:
             self._watch.rest()
         if self._watch.has_lost_patience(now):
             return self.on_draft_lost(FallbackCause.SLOW)
-        if not num_wanted:
+        if not num_wanted and self.committed_len - self._told_len < _MAX_UNTOLD:
             return []
         base_len, self._told_len = self._told_len, self.committed_len
         tokens = tuple(self._log.token_ids[base_len:])

@@ -17,7 +17,8 @@ _SETTLING_STEPS = 2  # after a change: blocks asked for before it, drafts that h
 _TRIAL_STEPS = 8
 _HOPELESS = 0.8  # a trial that is so much slower ends halfway
 _FIRST_INTERVAL = 192  # steps between two trials of a tactic; doubles with each vain one
-_MAX_INTERVAL = 1536
+_MAX_INTERVAL = 768
+_MAX_PASSED = 64  # steps that tell a trial nothing, since they read prompts too; then it is put off
 _MARGIN = 1.05  # how much better than the present one another tactic must be
 _DECAY = 0.98  # of a tally, per step
 _STALE = 0.25  # weight of what an earlier trial found
@@ -57,7 +58,7 @@ class _Tally:
 
     @property
     def rate(self) -> float:
-        """Tokens per second; 0 before the first step."""
+        """Tokens per second of a sequence; 0 before the first step."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     def observe(self, num_tokens: float, seconds: float) -> None:
@@ -86,6 +87,7 @@ class Trials:
     _step: int = 0
     _unsettled: int = _SETTLING_STEPS
     _change_at: int = _TRIAL_STEPS
+    _num_passed: int = 0
 
     def __post_init__(self) -> None:
         self.tactic = self._best = self.tactics[0]
@@ -93,10 +95,22 @@ class Trials:
         self._tallies = {tactic: _Tally() for tactic in self.tactics}
 
     def gain(self) -> float | None:
-        """Tokens per second under the present tactic over plain decoding's; None while either is unknown."""
+        """Tokens per second under the present tactic over plain decoding's; None while either is unknown.
+
+        At least 1: had it been less when they were compared, the tactic would be another, and later, as contexts grow,
+        they are no longer measured under the same conditions.
+        """
         plain = self._tallies.get(Tactic.PLAIN)
         present = self._tallies[self.tactic].rate
-        return present / plain.rate if plain is not None and plain.rate and present else None
+        return max(1.0, present / plain.rate) if plain is not None and plain.rate and present else None
+
+    def pass_by(self) -> None:
+        """A step has run that does not count."""
+        self._num_passed += self.is_trial
+        if self._num_passed > _MAX_PASSED:
+            self.is_trial = False
+            self._tallies[self.tactic].due_at = self._step + _FIRST_INTERVAL
+            self._turn_to(self._best, self._step + _FIRST_INTERVAL)
 
     def observe(self, num_tokens: float, seconds: float) -> None:
         """A step of nothing but decodes emitted so many tokens, `seconds` after the one before it."""
@@ -144,6 +158,7 @@ class Trials:
 
     def _turn_to(self, tactic: Tactic, until: int) -> None:
         self._change_at = until
+        self._num_passed = 0
         if tactic is not self.tactic:
             self.tactic = tactic
             self._unsettled = _SETTLING_STEPS
@@ -174,9 +189,13 @@ class TacticChoice:
         trials = self.trials(num_sequences)
         self.num_steps[trials.tactic] += 1
         if self._last is not None and self._last[0] == num_sequences:
-            trials.observe(num_tokens, now - self._last[1])
+            trials.observe(num_tokens / num_sequences, now - self._last[1])
+        else:
+            trials.pass_by()
         self._last = num_sequences, now
 
-    def skip(self) -> None:
+    def skip(self, num_sequences: int) -> None:
         """A step of another kind has run: what comes next did not begin with the end of a decode."""
         self._last = None
+        if num_sequences and self.has_choice:
+            self.trials(num_sequences).pass_by()

@@ -28,6 +28,8 @@ EngineT = TypeVar("EngineT", bound=EngineLoop[Any, Any])
 
 logger = logging.getLogger(__name__)
 
+_IDLE_AFTER_S = 5.0  # longer than a target that wants no guesses takes for as many tokens as its router keeps back
+
 
 def load_engine(
     pool: PoolConfig, speculation: SpeculationConfig, device: Device, launch: Launcher = RankProcesses
@@ -121,5 +123,6 @@ def draft_engine(runner: ModelRunner, pool: PoolConfig, grammars: GrammarLibrary
         max_sessions=pool.max_num_seqs + pool.max_queued,
         vocab_size=runner.vocab_size,
         eos_token_ids=runner.eos_token_ids,
+        idle_after_s=_IDLE_AFTER_S,
     )
     return DraftEngine(runner, _kv_cache(runner, pool), config, grammars=grammars)

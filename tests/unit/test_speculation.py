@@ -249,6 +249,19 @@ def test_a_draft_of_which_nothing_is_wanted_is_left_alone_and_then_told_of_every
     assert actions[0] == ToDraft(Committed("r", 1, 4, (8, 8, 8, 9), 4))
 
 
+def test_a_draft_of_which_nothing_is_wanted_does_not_fall_far_behind() -> None:
+    speculation = session()
+    told = []
+    for base_len in range(3, 103):
+        actions = speculation.on_commit(commit(base_len, 8, wants=0), 0.0)
+        told += [action.command for action in actions if isinstance(action, ToDraft)]
+    assert [(command.base_len, len(command.token_ids), command.draft_len) for command in told] == [
+        (3, 32, 0),
+        (35, 32, 0),
+        (67, 32, 0),
+    ]
+
+
 def test_repeated_commits_are_dropped_and_overlaps_cut() -> None:
     speculation = session()
     speculation.on_commit(commit(3, 7, 8), 0.0)

@@ -123,16 +123,25 @@ def test_the_first_steps_after_a_change_say_nothing_about_it() -> None:
     assert trials.gain() == pytest.approx(1.0)
 
 
+def test_a_tactic_that_was_found_to_be_the_best_is_no_loss_though_steps_have_become_longer() -> None:
+    pool = Pool(rates(wait=1.5))
+    pool.run(60)
+    pool.rates = rates(wait=0.5, plain=0.4)
+    pool.run(100)
+    assert pool.trials.gain() == 1.0
+
+
 class Clock:
-    """A pool whose steps of n sequences take n seconds."""
+    """A pool whose steps take as long whatever the number of sequences, twice as long while they wait for guesses."""
 
     def __init__(self) -> None:
         self.choice = TacticChoice(ALL)
         self.now = 0.0
 
     def step(self, num_sequences: int) -> None:
-        self.now += num_sequences
-        self.choice.observe(num_sequences, 1.0, self.now)
+        tactic = self.choice.trials(num_sequences).tactic
+        self.now += 1.0 if tactic is Tactic.PLAIN else 2.0
+        self.choice.observe(num_sequences, num_sequences * (3.0 if tactic is Tactic.WAIT else 1.0), self.now)
 
 
 def test_batches_of_another_size_have_another_tactic() -> None:
@@ -145,12 +154,31 @@ def test_batches_of_another_size_have_another_tactic() -> None:
 
 def test_only_time_between_two_decodes_of_as_many_sequences_counts() -> None:
     clock = Clock()
-    for _ in range(200):
+    for _ in range(20):
         clock.step(2)
         clock.step(3)  # of the same size, but the time since the step before is not one step's
-        clock.choice.skip()
+        clock.choice.skip(3)
         clock.now += 1000.0
     assert clock.choice.trials(2).tactic is Tactic.WAIT
     for _ in range(12):
         clock.step(2)
     assert clock.choice.trials(2).tactic is not Tactic.WAIT
+
+
+def test_a_trial_that_prompts_keep_from_being_one_is_put_off() -> None:
+    clock = Clock()
+    assert clock.choice.trials(4).is_trial
+    for _ in range(100):
+        clock.choice.skip(4)
+    assert not clock.choice.trials(4).is_trial
+    for _ in range(1000):
+        clock.step(4)
+    assert clock.choice.trials(4).gain() == pytest.approx(1.5)
+
+
+def test_the_gain_does_not_depend_on_how_many_sequences_there_are() -> None:
+    clock = Clock()
+    for number in (4, 7, 4):
+        for _ in range(150):
+            clock.step(number)
+        assert clock.choice.trials(number).gain() == pytest.approx(1.5)

@@ -76,8 +76,9 @@ def compare(
         max_draft_tokens=draft_tokens,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    errors, machine = Console(stderr=True), machine_facts()
-    console = Console() if sys.stdout.isatty() else Console(width=_PAGE_WIDTH)
+    # Reasons are what other programs wrote: never as markup.
+    errors, machine = Console(stderr=True, markup=False), machine_facts()
+    console = Console(width=None if sys.stdout.isatty() else _PAGE_WIDTH, markup=False)
     with errors.status("preparing") as status:
         say = status.update if errors.is_terminal else _SaidOnce(errors)
         if prepare_only:

@@ -11,18 +11,17 @@ _OUTLIER = 4.0  # an average so much above a measurement came from an outlier (a
 class _Average:
     """A running average that forgets a cold start at once: times are inflated by accident, never deflated."""
 
-    __slots__ = ("_count", "value")
+    __slots__ = ("count", "value")
 
     def __init__(self) -> None:
-        self.value: float | None = None
-        self._count = 0
+        self.value = 0.0  # means nothing while count is 0
+        self.count = 0
 
     def observe(self, value: float) -> None:
-        if self.value is None or value * _OUTLIER < self.value:
-            self.value, self._count = value, 1
-            return
-        self._count += 1
-        self.value += max(_SMOOTHING, 1 / self._count) * (value - self.value)
+        if value * _OUTLIER < self.value:
+            self.count = 0
+        self.count += 1
+        self.value += max(_SMOOTHING, 1 / self.count) * (value - self.value)
 
 
 class StepCost:
@@ -37,7 +36,7 @@ class StepCost:
         rows, average = self._buckets.get(bucket) or (float(num_rows), _Average())
         average.observe(seconds)
         self._buckets[bucket] = rows + _SMOOTHING * (num_rows - rows), average
-        self._points = sorted((rows, average.value or 0.0) for rows, average in self._buckets.values())
+        self._points = sorted((rows, average.value) for rows, average in self._buckets.values())
 
     def predict(self, num_rows: int) -> float | None:
         """Interpolated between measured sizes, extrapolated past them; None before the first measurement."""
@@ -83,6 +82,6 @@ class ArrivalCost:
 
     def predict(self, num_draft_tokens: int) -> float | None:
         """None before the first block."""
-        if self._overhead_s.value is None or self._per_guess_s.value is None:
+        if not self._overhead_s.count:
             return None
         return self._overhead_s.value + num_draft_tokens * self._per_guess_s.value

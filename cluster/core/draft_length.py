@@ -9,6 +9,7 @@ tactics.py), that measured gain takes the place of the predicted one, and a requ
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from cluster.core.cost_model import ArrivalCost, StepCost
 from cluster.core.tactics import Tactic, TacticChoice
@@ -102,11 +103,11 @@ class DraftLengthController:
 
     def expected_tokens(self, state: DraftLengthState, num_draft_tokens: int) -> float:
         """E(K): tokens emitted per verification, the target's own token included."""
-        return _expected(self.acceptance_rate(state), num_draft_tokens)
+        return _expected(self.acceptance_rate(state), num_draft_tokens)[-1]
 
     def expected_of_pool(self, num_draft_tokens: int) -> float:
         """E(K) of a request like all others."""
-        return _expected(self._pool_acceptance_rate, num_draft_tokens)
+        return _expected(self._pool_acceptance_rate, num_draft_tokens)[-1]
 
     def arrival_s(self, state: DraftLengthState, num_draft_tokens: int) -> float | None:
         """Seconds from a commit to its block; the request's own measurements first, then the pool's."""
@@ -198,15 +199,13 @@ class DraftLengthController:
         return known if len(known) == len(predicted) else None
 
 
-def _expected(acceptance: float, num_draft_tokens: int) -> float:
-    return sum(acceptance**position for position in range(num_draft_tokens + 1))
+def _expected(acceptance: float, limit: int) -> list[float]:
+    """E(K) for K = 0 … limit."""
+    return list(accumulate(acceptance**position for position in range(limit + 1)))
 
 
 def _rates(acceptance: float, cycles: list[float]) -> list[float]:
     """E(K) / cycle for K = 1 … len(cycles)."""
-    expected, accepted, rates = 1.0, 1.0, []
-    for seconds in cycles:
-        accepted *= acceptance
-        expected += accepted
-        rates.append(expected / seconds)
-    return rates
+    return [
+        expected / seconds for expected, seconds in zip(_expected(acceptance, len(cycles))[1:], cycles, strict=True)
+    ]

@@ -101,10 +101,9 @@ class HoldPolicy:
         for arrives_at, num_expected in sorted(arrivals):
             total += num_expected - 1.0
             ratio = total / emitted
-            if waits:
-                worth_s = (ratio - 1.0) * step_s
-            elif arrives_at < since + (1.0 - 1.0 / ratio) * step_s:
-                worth_s = (1.0 - 1.0 / ratio) * step_s
+            share_s = step_s * (ratio - 1.0 if waits else 1.0 - 1.0 / ratio)
+            if waits or arrives_at < since + share_s:
+                worth_s = share_s
         return worth_s
 
     def _arrives_at(self, sequence: Sequence, wait: BlockWait, now: float) -> float:

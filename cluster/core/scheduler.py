@@ -124,7 +124,7 @@ class Scheduler:
         """
         self._admit()
         if not len(self._running):
-            self._draft_length.tactics.skip(0)  # what it waits for from now on is no step
+            self._draft_length.tactics.rest()  # what it waits for from now on is no step
         decoding = [sequence for sequence in self._running if not sequence.is_prefilling]
         hold = self._hold.decide(decoding, self._must_run(decoding), now)
         plan = StepPlan(self.config.max_num_batched_tokens, self._kv)

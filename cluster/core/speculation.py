@@ -18,9 +18,8 @@ from cluster.core.ngram import NgramIndex
 from cluster.messages.request import Drafter, SamplingParams
 from cluster.messages.rounds import Commit, Committed, DraftBlock, Open
 
-_MAX_UNTOLD = (
-    32  # tokens that a draft may lag behind while none of its guesses are wanted: what it can read in a moment
-)
+# Tokens that a draft may lag behind while none of its guesses are wanted: what it can read in a moment.
+_MAX_UNTOLD = 32
 
 
 class FallbackCause(StrEnum):

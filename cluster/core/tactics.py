@@ -168,8 +168,8 @@ class TacticChoice:
     """Owns a pool's trials, by sizes of batches in powers of two, the time between its steps, and a count of them."""
 
     def __init__(self, tactics: tuple[Tactic, ...]) -> None:
-        self.num_steps = dict.fromkeys(tactics if len(tactics) > 1 else (), 0)
         self._tactics = tactics
+        self.num_steps = dict.fromkeys(tactics if self.has_choice else (), 0)
         self._trials: dict[int, Trials] = {}
         self._last: tuple[int, float] | None = None  # sequences and end of the step before, if it only decoded
 
@@ -195,7 +195,10 @@ class TacticChoice:
         self._last = num_sequences, now
 
     def skip(self, num_sequences: int) -> None:
-        """A step of another kind has run: what comes next did not begin with the end of a decode."""
+        """A step of another kind has run, of so many sequences."""
+        self.rest()
+        self.trials(num_sequences).pass_by()
+
+    def rest(self) -> None:
+        """What comes next does not begin with the end of a decode."""
         self._last = None
-        if num_sequences and self.has_choice:
-            self.trials(num_sequences).pass_by()

@@ -84,10 +84,9 @@ class PoolMetrics:
         self._count_totals(step.scheduler)
 
     def _count_totals(self, stats: SchedulerStats) -> None:
-        for outcome, total in stats.holds.items():
-            self._holds(outcome).inc(self._new(outcome, total))
-        for tactic, total in stats.tactics.items():
-            self._tactics(tactic).inc(self._new(tactic, total))
+        for counter, totals in ((self._holds, stats.holds), (self._tactics, stats.tactics)):
+            for label, total in totals.items():
+                counter(label).inc(self._new(label, total))
         self._preemptions.inc(self._new("preemptions", stats.num_preemptions))
         self._stale.inc(self._new("stale", stats.num_stale_blocks))
         self._queries.inc(self._new("prefix_queries", stats.prefix_cache.num_query_tokens))

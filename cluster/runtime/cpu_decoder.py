@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.runtime.attention.cpu import CpuAttention
-from cluster.runtime.cpu_kernels import FORMATS, PackedLinear
+from cluster.runtime.cpu_kernels import FORMATS, PackedLinear, optional_address
 from cluster.runtime.cpu_layers import CpuLayerOps
 from cluster.runtime.decoder_layer import PlainLayerStack
 from cluster.runtime.input_batch import InputBatch
@@ -52,20 +52,20 @@ class _LayerTensors:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        return tuple(map(_address, self.tensors))
+        return tuple(map(optional_address, self.tensors))
 
 
 def _float(tensor: Tensor) -> Tensor:
     return tensor.float().contiguous()
 
 
+def _packed(weights: LinearWeights) -> PackedLinear:
+    return PackedLinear.pack(weights.weight, weights.bias, None, weights.scales)
+
+
 def _matrix(weights: LinearWeights) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    packed = PackedLinear.pack(weights.weight, weights.bias, None, weights.scales)
+    packed = _packed(weights)
     return packed.weight, packed.scales, packed.bias
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 class CpuDecoder(DecoderModel):
@@ -80,9 +80,12 @@ class CpuDecoder(DecoderModel):
         dtype = weights.layers[0].qkv.weight.dtype
         self._max_rows = ops.torch_above_rows if dtype == torch.bfloat16 else None
         self._layer_tensors = tuple(_LayerTensors.of(layer) for layer in weights.layers)
-        self._ends = (*_matrix(weights.embedding)[:2], self._rotary, self._norm, *_matrix(weights.head))  # kept alive
+        self._ends = _packed(weights.embedding), _packed(weights.head)
+        self._output_size = len(weights.head.weight)
         self._step = self._template(dtype)
-        self._scratch = _scratch_widths(spec)
+        widths = _scratch_widths(spec)
+        self._scratch_width = sum(widths.values())
+        self._scratch_starts = dict(zip(widths, accumulate(widths.values(), initial=0), strict=False))
         self._records: tuple[KVCache, NDArray[np.void]] | None = None  # of the KV cache last seen
 
     def forward(self, batch: InputBatch, kv: KVCache) -> Tensor:
@@ -91,14 +94,10 @@ class CpuDecoder(DecoderModel):
             return super().forward(batch, kv)
         team = kernel_team()
         logits = torch.empty((batch.num_samples, self._output_size))
-        scratch = torch.empty(batch.num_tokens * sum(self._scratch.values()))
+        scratch = torch.empty(batch.num_tokens * self._scratch_width)
         self._fill(batch, kv, scratch, logits, team)
         run_decoder(team.address, self._layer_records(kv), self._step)
         return logits
-
-    @property
-    def _output_size(self) -> int:
-        return int(self._step["output_size"][0])
 
     def _layer_records(self, kv: KVCache) -> NDArray[np.void]:
         if self._records is None or self._records[0] is not kv:
@@ -112,14 +111,13 @@ class CpuDecoder(DecoderModel):
     def _template(self, dtype: torch.dtype) -> NDArray[np.void]:
         """A STEP record with what is the same in every step."""
         step, spec = np.zeros(1, dtype=STEP), self.spec
-        embedding, embedding_scales, rotary, norm, head, head_scales, head_bias = self._ends
-        assert embedding is not None
-        assert head is not None
-        step["embedding"], step["embedding_scales"] = _address(embedding), _address(embedding_scales)
-        step["embedding_stored"] = FORMATS[embedding.dtype].value
-        step["rotary_table"], step["final_norm"] = _address(rotary), _address(norm)
-        step["head"], step["head_scales"], step["head_bias"] = map(_address, (head, head_scales, head_bias))
-        step["head_stored"], step["output_size"] = FORMATS[head.dtype].value, len(head)
+        embedding, head = self._ends
+        step["embedding"], step["embedding_scales"] = embedding.weight.data_ptr(), optional_address(embedding.scales)
+        step["embedding_stored"] = FORMATS[embedding.weight.dtype].value
+        step["rotary_table"], step["final_norm"] = self._rotary.data_ptr(), self._norm.data_ptr()
+        step["head"], step["head_scales"] = head.weight.data_ptr(), optional_address(head.scales)
+        step["head_bias"], step["head_stored"] = optional_address(head.bias), FORMATS[head.weight.dtype].value
+        step["output_size"] = self._output_size
         for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
             step[name] = getattr(spec, name)
         step["eps"], step["weights_stored"] = spec.norm_eps, FORMATS[dtype].value
@@ -142,8 +140,7 @@ class CpuDecoder(DecoderModel):
         step["num_tokens"], step["num_samples"] = num_tokens, batch.num_samples
         step["num_seqs"], step["num_threads"] = len(host.context_len), team.num_threads
         step["kv_stored"], step["block_size"] = FORMATS[kv.keys[0].dtype].value, kv.block_size
-        starts = accumulate(self._scratch.values(), initial=0)
-        for name, start in zip(self._scratch, starts, strict=False):
+        for name, start in self._scratch_starts.items():
             step[name] = scratch.data_ptr() + 4 * num_tokens * start
         step["logits"] = logits.data_ptr()
 

@@ -97,9 +97,9 @@ def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None) -> T
         linear_function(),
         x.data_ptr(),
         weight.data_ptr(),
-        _address(packed.scales),
-        _address(packed.bias),
-        _address(residual),
+        optional_address(packed.scales),
+        optional_address(packed.bias),
+        optional_address(residual),
         out.data_ptr(),
         len(x),
         num_columns,
@@ -110,9 +110,9 @@ def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None) -> T
     return out
 
 
-def _address(vector: Tensor | None) -> int:
-    """As the kernel takes it: 0 stands for none."""
-    return 0 if vector is None else vector.data_ptr()
+def optional_address(tensor: Tensor | None) -> int:
+    """As kernels take it: 0 stands for none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _torch_linear(x: Tensor, packed: PackedLinear, residual: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
+from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.runtime.work import ShouldStop, never
 
 
@@ -16,16 +16,27 @@ def run_chain(
     one = SchedulerOutput(step.scheduled)
     total = output = run(one)
     for _ in range(step.num_chained):
-        if output.failed or output.stuck or should_stop():
+        if output.failed or output.stuck or _is_unlikely(step, total) or should_stop():
             break
         one = SchedulerOutput(tuple(_following(item, output) for item in one.scheduled if item.num_samples))
         output = run(one)
-        more = {key: found.token_ids for key, found in output.samples.items()}
-        samples = {
-            key: replace(found, token_ids=found.token_ids + more.get(key, ())) for key, found in total.samples.items()
-        }
+        more = output.samples
+        samples = {key: _joined(found, more[key]) if key in more else found for key, found in total.samples.items()}
         total = replace(total, samples=samples)
     return total
+
+
+def _joined(first: SampledTokens, more: SampledTokens) -> SampledTokens:
+    logprobs = None if first.logprobs is None or more.logprobs is None else first.logprobs + more.logprobs
+    return SampledTokens(first.token_ids + more.token_ids, logprobs)
+
+
+def _is_unlikely(step: SchedulerOutput, output: StepOutput) -> bool:
+    return any(
+        sum(token.logprob for token in output.samples[item.request_id].logprobs or ()) < item.min_logprob
+        for item in step.scheduled
+        if item.num_samples
+    )
 
 
 def _following(item: ScheduledSequence, output: StepOutput) -> ScheduledSequence:

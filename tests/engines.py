@@ -218,7 +218,8 @@ class TinyRouter:
         if commit.finish_reason is not None:
             return Close(commit.request_id)
         epoch = self._epochs[commit.request_id]
-        return Committed(commit.request_id, epoch, commit.base_len, commit.token_ids, commit.next_draft_len)
+        asked = commit.longest_draft_len, commit.min_confidence
+        return Committed(commit.request_id, epoch, commit.base_len, commit.token_ids, *asked)
 
     def _open(self, request_id: str, draft_len: int) -> Open:
         submit = self._submits[request_id]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,15 @@ class ToyModel:
         is_right = _mix(state, 1) % 1000 < 1000 * self.agreement
         return (state + (not is_right)) % self.vocab_size
 
+    def logprob(self, prefix_hash: int) -> float:
+        """How sure it is of the next token."""
+        return math.log(0.2 + _mix(prefix_hash, 2) % 800 / 1000)
+
+    def chance(self, prefix: Sequence[int], token_ids: Sequence[int]) -> float:
+        """How sure it is that these tokens follow."""
+        hashes = accumulate([*prefix, *token_ids], _mix, initial=0)
+        return math.exp(sum(map(self.logprob, list(hashes)[len(prefix) : -1])))
+
     def continuation(self, prefix: Sequence[int], sampling: SamplingParams, num_tokens: int) -> tuple[int, ...]:
         """What the model says after `prefix`, one token at a time: the truth that an engine must reproduce."""
         prefix_hash = functools.reduce(_mix, prefix, 0)
@@ -214,7 +225,10 @@ class ToyRunner:
 
     def _sample(self, item: ScheduledSequence, hashes: Mapping[str, list[int]]) -> SampledTokens:
         sampled = hashes[item.request_id][-item.num_samples :]
-        return SampledTokens(tuple(self.model.next_token(prefix_hash, item.sampling) for prefix_hash in sampled))
+        token_ids = tuple(self.model.next_token(prefix_hash, item.sampling) for prefix_hash in sampled)
+        if item.sampling.num_logprobs is None:
+            return SampledTokens(token_ids)
+        return SampledTokens(token_ids, tuple(map(TokenLogprobs, token_ids, map(self.model.logprob, sampled))))
 
     def _ingest(self, item: ScheduledSequence) -> list[int]:
         """The hash after each row."""

@@ -4,12 +4,17 @@ A cycle with K guesses takes arrival(K) + step(rows with K) and emits E(K) = 1 +
 chance that a guess is accepted given that those before it were. K maximises E(K) / cycle(K); K = 0 emits one token
 per plain step. Everything but E is measured. Once the pool has tried what speculation gains over plain decoding (see
 tactics.py), that measured gain takes the place of the predicted one, and a request differs by its acceptance only.
+
+A drafter that knows the chance q of its guesses, that those before it and a guess are all right, needs no K: another
+guess is accepted with the chance q * a, and costs c seconds, in which the request gets c * rate tokens otherwise. So it
+goes on while q >= c * rate / a, at most to the request's limit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 from cluster.core.cost_model import ArrivalCost, StepCost
 from cluster.core.tactics import Tactic, TacticChoice
@@ -31,6 +36,17 @@ class DraftLengthConfig:
     probe_interval: int = 64  # tokens between two tries while off; doubles with each vain try
     max_probe_interval: int = 512
     tactics: tuple[Tactic, ...] = (Tactic.OVERLAP,)
+
+
+class DraftAsk(NamedTuple):
+    """What the target wants of a drafter next, see Commit."""
+
+    draft_len: int  # 0: nothing
+    longest_len: int
+    min_confidence: float
+
+
+NOTHING = DraftAsk(0, 0, 0.0)
 
 
 @dataclass(slots=True)
@@ -55,7 +71,7 @@ class DraftLengthState:
     """One request's part of the decision; owned by its sequence, changed only by the controller."""
 
     max_draft_tokens: int  # the request's own limit, changed by SetDraftLimit
-    draft_len: int = 0  # guesses asked for last
+    longest_len: int = 0  # guesses asked for last, at most
     settled_len: int | None = None  # the length chosen last, probes aside
     probe_interval: int = 0
     probe_at: int = 0  # probe when so few tokens remain; remaining tokens only ever go down
@@ -72,6 +88,7 @@ class DraftLengthController:
         self._steps = StepCost()
         self._arrival = ArrivalCost()
         self._acceptance = AcceptanceCount(_POOL_DECAY)
+        self._foreseen = 0.0  # guesses that should have been accepted at the pool's rate, decaying as they do
         self._step_s_by_len: dict[tuple[int, int], list[float] | None] = {}  # until the next measurement
 
     # --- measurements ---
@@ -89,6 +106,7 @@ class DraftLengthController:
 
     def observe_acceptance(self, state: DraftLengthState, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         rejected = num_accepted_tokens < num_draft_tokens
+        self._foreseen = self._foreseen * _POOL_DECAY + _expected(self._pool_acceptance_rate, num_draft_tokens)[-1] - 1
         self._acceptance.observe(num_accepted_tokens, rejected)
         state.acceptance.observe(num_accepted_tokens, rejected)
 
@@ -106,8 +124,12 @@ class DraftLengthController:
         return _expected(self.acceptance_rate(state), num_draft_tokens)[-1]
 
     def expected_of_pool(self, num_draft_tokens: int) -> float:
-        """E(K) of a request like all others."""
-        return _expected(self._pool_acceptance_rate, num_draft_tokens)[-1]
+        """E(K) of a request like all others, by as much above or below the formula as verifications have been.
+
+        Blocks that end where their drafter is unsure are right more often than others of their lengths.
+        """
+        bias = (self._acceptance.accepted + _PRIOR_TRIALS) / (self._foreseen + _PRIOR_TRIALS)
+        return 1 + bias * (_expected(self._pool_acceptance_rate, num_draft_tokens)[-1] - 1)
 
     def arrival_s(self, state: DraftLengthState, num_draft_tokens: int) -> float | None:
         """Seconds from a commit to its block; the request's own measurements first, then the pool's."""
@@ -122,31 +144,48 @@ class DraftLengthController:
     def set_limit(self, state: DraftLengthState, max_draft_tokens: int) -> None:
         """A request may ask for so many guesses from now on; of those it has asked for, no more are verified either."""
         state.max_draft_tokens = max_draft_tokens
-        state.draft_len = min(state.draft_len, max_draft_tokens)
+        state.longest_len = min(state.longest_len, max_draft_tokens)
 
-    def next_draft_len(self, state: DraftLengthState, remaining_tokens: int, num_sequences: int) -> int:
-        """Guesses to ask for when `remaining_tokens` may still be emitted and `num_sequences` share the steps.
+    def next_ask(
+        self, state: DraftLengthState, remaining_tokens: int, num_sequences: int, is_greedy: bool = False
+    ) -> DraftAsk:
+        """What to ask for when `remaining_tokens` may still be emitted and `num_sequences` share the steps.
 
-        At most remaining_tokens - 1: the target always emits one token of its own.
+        At most remaining_tokens - 1 guesses: the target always emits one token of its own. is_greedy: the chance of a
+        guess by its drafter is one of being accepted.
         """
         limit = min(MAX_DRAFT_TOKENS, state.max_draft_tokens, remaining_tokens - 1)
-        if limit <= 0:
-            state.draft_len = 0
-        elif self.config.mode is DraftLengthMode.FIXED:
-            state.draft_len = limit
-        else:
-            state.draft_len = self._adapt(state, limit, remaining_tokens, num_sequences)
-        return state.draft_len
+        ask = NOTHING
+        if limit > 0 and self.config.mode is DraftLengthMode.FIXED:
+            ask = DraftAsk(limit, limit, 0.0)
+        elif limit > 0:
+            ask = self._adapt(state, limit, remaining_tokens, num_sequences, is_greedy)
+        state.longest_len = ask.longest_len
+        return ask
 
-    def _adapt(self, state: DraftLengthState, limit: int, remaining_tokens: int, num_sequences: int) -> int:
+    def _adapt(
+        self, state: DraftLengthState, limit: int, remaining_tokens: int, num_sequences: int, is_greedy: bool
+    ) -> DraftAsk:
         trials = self.tactics.trials(num_sequences)
         if trials.tactic is Tactic.PLAIN:
-            return 0
-        rates = self._tokens_per_second(state, limit, num_sequences, trials.gain())
-        if rates is None:
-            return limit  # nothing is measured yet: ask, and learn
+            return NOTHING
+        cycles = self._cycles(state, limit, num_sequences)
+        if cycles is None:
+            return DraftAsk(limit, limit, 0.0)  # nothing is measured yet: ask, and learn
+        rates = self._tokens_per_second(state, cycles, trials.gain())
+        draft_len = self._best(state, rates, trials.is_trial, remaining_tokens)
+        if draft_len == 0:
+            return NOTHING
+        if not is_greedy or limit == 1:
+            return DraftAsk(draft_len, draft_len, 0.0)
+        guess_s = (cycles[limit] - cycles[1]) / (limit - 1)
+        return DraftAsk(draft_len, limit, min(1.0, guess_s * max(rates) / self.acceptance_rate(state)))
+
+    def _best(self, state: DraftLengthState, rates: list[float], is_trial: bool, remaining_tokens: int) -> int:
+        """The draft length of the highest of `rates`, by K, if it is so much better than that of before."""
+        limit = len(rates) - 1
         hopeful = max(range(1, limit + 1), key=rates.__getitem__)
-        if trials.is_trial:
+        if is_trial:
             return hopeful
         best = hopeful if rates[hopeful] > rates[0] else 0
         if state.settled_len is not None:
@@ -170,21 +209,24 @@ class DraftLengthController:
         state.probe_at = remaining_tokens - state.probe_interval
         return draft_len
 
-    def _tokens_per_second(
-        self, state: DraftLengthState, limit: int, num_sequences: int, gain: float | None
-    ) -> list[float] | None:
-        """For each K in 0 … limit; None while a part of the cycle has not been measured.
-
-        `gain`: what speculation has been seen to gain for requests of the pool's acceptance; None: as predicted.
-        """
+    def _cycles(self, state: DraftLengthState, limit: int, num_sequences: int) -> list[float] | None:
+        """Seconds of a cycle for each K in 0 … limit; None while a part of it has not been measured."""
         step_s = self._step_s(num_sequences, limit)
         first_arrival = self.arrival_s(state, 1)
         if step_s is None or first_arrival is None:
             return None
         per_guess = (self.arrival_s(state, 2) or first_arrival) - first_arrival
-        cycles = [first_arrival + draft_len * per_guess + seconds for draft_len, seconds in enumerate(step_s[1:])]
-        plain = 1.0 / step_s[0] if gain is None else max(_rates(self._pool_acceptance_rate, cycles)) / gain
-        return [plain, *_rates(self.acceptance_rate(state), cycles)]
+        arrivals = [0.0, *(first_arrival + index * per_guess for index in range(limit))]
+        return [arrival + seconds for arrival, seconds in zip(arrivals, step_s, strict=True)]
+
+    def _tokens_per_second(self, state: DraftLengthState, cycles: list[float], gain: float | None) -> list[float]:
+        """For each K in 0 … limit.
+
+        `gain`: what speculation has been seen to gain for requests of the pool's acceptance; None: as predicted.
+        """
+        plain, *others = cycles
+        plain_rate = 1.0 / plain if gain is None else max(_rates(self._pool_acceptance_rate, others)) / gain
+        return [plain_rate, *_rates(self.acceptance_rate(state), others)]
 
     def _step_s(self, num_sequences: int, limit: int) -> list[float] | None:
         """Predicted step time by draft length, every sequence drafting as much; computed once per measurement."""

@@ -2,8 +2,8 @@
 
 A step gives every session that has work its pending rows and, where a guess is owed, one sample. Those that sample may
 go on in a chain of passes, a guess each, so that one step makes a block of K. No block waits for another's: the chain
-ends with the first block that is complete. Commands are taken between steps, and a chain ends when one comes; so a
-commit overtakes a draft that it makes useless, and a newcomer joins the next pass.
+ends with the first block that is complete, or as long as it is worth making. Commands are taken between steps, and a
+chain ends when one comes; so a commit overtakes a draft that it makes useless, and a newcomer joins the next pass.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class DraftScheduler:
             session.get_stuck()
             self._ship(session, now)
         elif item.num_samples:
-            session.add_guesses(output.samples[item.request_id].token_ids)
+            session.add_guesses(output.samples[item.request_id])
             self._sessions.kv.truncate(session.request_id, session.num_tokens)  # what a chain that ended early left
             self._ship(session, now)
 
@@ -279,6 +279,7 @@ class DraftScheduler:
             block_table=self._sessions.kv.block_table(session.request_id),
             num_samples=int(is_last),
             sampling=session.sampling,
+            min_logprob=session.min_logprob,
             history=session.history() if is_last else None,
             token_masks=session.token_mask() if is_last else None,
         )

@@ -6,11 +6,15 @@
 
 The last token never has KV: it is the row that the next guess is sampled from. That holds for a last guess too, so
 after a full acceptance the session ingests its own last guess before it drafts on.
+
+A greedy block ends early where its guesses are probably not all right: by the draft's own probabilities, their chance
+is below what the commit asked for. What follows such guesses is hardly ever accepted, and costs the draft and the
+target a row each. Drawn guesses have no such end: how likely a token was says little about whether the target draws it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import replace
 from enum import Enum
 
@@ -18,8 +22,9 @@ from cluster.core.draft_guide import draft_guide
 from cluster.core.grammar import Grammars
 from cluster.core.logit_history import logit_history
 from cluster.core.prefix_cache import TokenChain
-from cluster.core.step import SamplingHistory
-from cluster.messages.request import MAX_DRAFT_TOKENS
+from cluster.core.sampling import is_greedy
+from cluster.core.step import SampledTokens, SamplingHistory
+from cluster.messages.request import MAX_DRAFT_TOKENS, SamplingParams
 from cluster.messages.rounds import Committed, DraftBlock, Open
 
 
@@ -35,9 +40,9 @@ class DraftSession:
     """Owns what is committed for one request, what is guessed after it, and how much of both has valid KV."""
 
     __slots__ = (
-        "_guide", "_history", "_is_stuck", "_num_prompt_tokens", "_stop_token_ids", "chain", "epoch", "guesses",
-        "last_used", "max_len", "num_computed_tokens", "num_owed",
-        "request_id", "sampling", "token_ids",
+        "_guide", "_history", "_is_greedy", "_is_stuck", "_least_logprob", "_logprobs", "_num_prompt_tokens",
+        "_scored", "_stop_token_ids", "_unscored", "chain", "epoch", "guesses", "last_used", "max_len",
+        "num_computed_tokens", "num_owed", "request_id", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +57,9 @@ class DraftSession:
         sampling = message.sampling
         self.request_id = message.request_id
         self.epoch = message.epoch
-        self.sampling = replace(sampling, num_logprobs=None)  # guesses need no log-probabilities
+        self._is_greedy = is_greedy(sampling)
+        self._unscored, self._scored = (replace(sampling, num_logprobs=number) for number in (None, 0))
+        self._least_logprob = -math.inf  # of a block's guesses together, or it ends
         self.token_ids = list(message.token_ids)
         self.chain = TokenChain(message.tenant, self.token_ids)
         self.guesses: list[int] = []
@@ -67,6 +74,7 @@ class DraftSession:
         self._guide = draft_guide(grammars, sampling.grammar, eos_token_ids)
         self._num_prompt_tokens = message.num_prompt_tokens
         self._is_stuck = False  # nothing can be guessed after these guesses
+        self._logprobs: list[float] = []  # of each guess
 
     @property
     def committed_len(self) -> int:
@@ -84,6 +92,16 @@ class DraftSession:
     @property
     def wants_guess(self) -> bool:
         return self.num_owed is not None and not self.is_due
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the next guess is made: with its log-probability where a block's end depends on it."""
+        return self._unscored if self._least_logprob == -math.inf else self._scored
+
+    @property
+    def min_logprob(self) -> float:
+        """What the next guesses together may not fall below; above 0 when the guesses so far have fallen below it."""
+        return self._least_logprob - sum(self._logprobs)
 
     @property
     def num_free_guesses(self) -> int:
@@ -120,6 +138,7 @@ class DraftSession:
         if outcome is CommitOutcome.APPLIED:
             self._append(message.token_ids)
             self.num_owed = self._limit(message.draft_len)
+            self._least_logprob = _logarithm(message.min_confidence) if self._is_greedy else -math.inf
             self.last_used = now
         return outcome
 
@@ -131,19 +150,21 @@ class DraftSession:
         """KV for the first `num_tokens` committed tokens was cached."""
         self.num_computed_tokens = num_tokens
 
-    def add_guess(self, token_id: int) -> None:
+    def add_guess(self, token_id: int, logprob: float = 0.0) -> None:
         """Append a guess sampled from the last token's row."""
         self.guesses.append(token_id)
+        self._logprobs.append(logprob)
         self._is_stuck = self._guide is not None and self._guide.ends_with(self.guesses)
 
-    def add_guesses(self, token_ids: Sequence[int]) -> None:
+    def add_guesses(self, sampled: SampledTokens) -> None:
         """Append a guess sampled from the last token's row, and those that followed in a chain, up to a block's end."""
-        self.add_guess(token_ids[0])
-        for token_id in token_ids[1:]:
-            if self._has_ended:
-                return
-            self.advance(1)  # the guess before was a row of the chain
-            self.add_guess(token_id)
+        logprobs = [0.0] * len(sampled.token_ids) if sampled.logprobs is None else [t.logprob for t in sampled.logprobs]
+        for index, guess in enumerate(zip(sampled.token_ids, logprobs, strict=True)):
+            if index:
+                if self._has_ended:
+                    return
+                self.advance(1)  # the guess before was a row of the chain
+            self.add_guess(*guess)
 
     def get_stuck(self) -> None:
         """Record that the model has no token for the next guess, until more is committed."""
@@ -160,7 +181,8 @@ class DraftSession:
 
     @property
     def _has_ended(self) -> bool:
-        return self._is_stuck or (bool(self.guesses) and self.guesses[-1] in self._stop_token_ids)
+        is_over = bool(self.guesses) and self.guesses[-1] in self._stop_token_ids
+        return self._is_stuck or is_over or self.min_logprob > 0
 
     def _judge(self, message: Committed) -> CommitOutcome:
         if message.epoch < self.epoch or message.base_len < self.committed_len:
@@ -175,12 +197,17 @@ class DraftSession:
         kept_len = self.num_tokens if is_confirmed else self.committed_len + num_right
         self.num_computed_tokens = min(self.num_computed_tokens, kept_len)
         self.guesses = self.guesses[num_right:] if is_confirmed else []
+        self._logprobs = self._logprobs[num_right:] if is_confirmed else []
         self.token_ids.extend(token_ids)
         if self._history is not None:
             self._history.append(token_ids)
         if self._guide is not None:
             self._guide.append(token_ids)
             self._is_stuck = self._guide.ends_with(self.guesses)
+
+
+def _logarithm(chance: float) -> float:
+    return math.log(chance) if chance else -math.inf
 
 
 def _common_prefix_len(left: list[int], right: tuple[int, ...]) -> int:

@@ -46,6 +46,11 @@ WEIGHT_SCALE = 2.0**34
 GREEDY_BELOW = 1e-6  # noise at a lower temperature would only decide between logits that float32 hardly tells apart
 
 
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the token is the most likely one, whatever the seed."""
+    return params.temperature < GREEDY_BELOW
+
+
 class RowFault(StrEnum):
     """Why no token can be sampled from a row of logits."""
 
@@ -122,7 +127,7 @@ def sample(
     Raises InvalidLogits when the row holds NaN or +inf, or nothing but -inf.
     """
     ids = range(len(logits)) if token_ids is None else token_ids
-    if params.temperature < GREEDY_BELOW:
+    if is_greedy(params):
         return _ranked(logits, ids, 1.0)[0].token_id
     kept = filter_tokens(_ranked(logits, ids, params.temperature), params)
     key = row_key(params.seed, position)

@@ -10,7 +10,7 @@ from itertools import count
 from cluster.core.acceptance import accept_equal
 from cluster.core.admission import SchedulerConfig, make_sequence, refuse, refuse_duplicate, refuse_overload
 from cluster.core.deadlines import Deadlines
-from cluster.core.draft_length import DraftLengthController
+from cluster.core.draft_length import NOTHING, DraftAsk, DraftLengthController
 from cluster.core.grammar import TokenMatcher
 from cluster.core.hold import Hold, HoldPolicy
 from cluster.core.integrity import check_queues, check_slots
@@ -18,6 +18,7 @@ from cluster.core.kv_cache import KVCacheManager
 from cluster.core.prefill_budget import PrefillBudget, is_chunk
 from cluster.core.prefix_sharing import PrefixSharing
 from cluster.core.proposals import Proposals
+from cluster.core.sampling import is_greedy
 from cluster.core.sequence import HoldOutcome, Sequence, SequenceStatus
 from cluster.core.sequence_queue import SequenceQueue
 from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput
@@ -238,15 +239,17 @@ class Scheduler:
         self._shares.charge(sequence.request.tenant, len(token_ids))
         self._prefixes.publish(sequence)
         if finish_reason is None:
-            next_draft_len = self._go_on(sequence, item, now)
+            ask = self._go_on(sequence, item, now)
         else:
-            next_draft_len = 0
+            ask = NOTHING
             self._forget(sequence, finish_reason)
         return Commit(
             request_id=sequence.request_id,
             base_len=base_len,
             token_ids=token_ids,
-            next_draft_len=next_draft_len,
+            next_draft_len=ask.draft_len,
+            longest_draft_len=ask.longest_len,
+            min_confidence=ask.min_confidence,
             num_draft_tokens=item.num_draft_tokens,
             num_accepted_tokens=min(accepted.num_accepted, len(token_ids)),
             finish_reason=finish_reason,
@@ -255,15 +258,15 @@ class Scheduler:
             num_cached_tokens=num_cached_tokens,
         )
 
-    def _go_on(self, sequence: Sequence, item: ScheduledSequence, now: float) -> int:
+    def _go_on(self, sequence: Sequence, item: ScheduledSequence, now: float) -> DraftAsk:
         """Forget the rejected guesses' KV, keep the guesses that still fit, and ask for the next ones."""
         self._kv.truncate(sequence.request_id, sequence.num_computed_tokens)
         self._proposals.drop_if_stale(sequence, was_verified=item.num_draft_tokens > 0)
-        num_guesses = self._draft_length.next_draft_len(
-            sequence.draft_length, sequence.num_remaining_tokens, len(self._running)
+        ask = self._draft_length.next_ask(
+            sequence.draft_length, sequence.num_remaining_tokens, len(self._running), is_greedy(item.sampling)
         )
-        sequence.ask_for_block(num_guesses, now)
-        return num_guesses
+        sequence.ask_for_block(ask.draft_len, now)
+        return ask
 
     # --- books ---
 

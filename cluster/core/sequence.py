@@ -140,7 +140,7 @@ class Sequence:
         """Guesses to verify next: what the last commit asked for, which leaves room for the target's own token."""
         if self.pending is None:
             return ()
-        guesses = guesses_left(self.pending, self.token_ids)[: self.draft_length.draft_len]
+        guesses = guesses_left(self.pending, self.token_ids)[: self.draft_length.longest_len]
         return guesses if self.guide is None else self.guide.legal_prefix(guesses)
 
     def enter_step(self, now: float) -> None:

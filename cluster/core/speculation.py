@@ -178,7 +178,7 @@ class SpeculationSession:
         *overtaken, latest = taken
         actions: list[Action] = []
         for commit in overtaken:  # the target has gone on from these: it wants no guesses after them any more
-            actions += self._forward(replace(commit, next_draft_len=0), now)
+            actions += self._forward(replace(commit, next_draft_len=0, longest_draft_len=0), now)
         return [*actions, *self._forward(latest, now), *map(self._emit, taken)]
 
     def on_block(self, block: DraftBlock, now: float) -> list[Action]:
@@ -228,14 +228,14 @@ class SpeculationSession:
     def _forward(self, commit: Commit, now: float) -> list[Action]:
         if commit.finish_reason is not None:
             return self.finish()
-        num_wanted = min(commit.next_draft_len, self._max_draft_tokens)
         if self._drafter is Drafter.MODEL:
-            return self._ask_draft(num_wanted, now)
+            longest = max(commit.next_draft_len, commit.longest_draft_len)
+            return self._ask_draft(min(longest, self._max_draft_tokens), commit.min_confidence, now)
         if self._ngram is not None:
             self._ngram.extend(commit.token_ids)
-        return self._guess(num_wanted) if commit.next_draft_len else []
+        return self._guess(min(commit.next_draft_len, self._max_draft_tokens)) if commit.next_draft_len else []
 
-    def _ask_draft(self, num_wanted: int, now: float) -> list[Action]:
+    def _ask_draft(self, num_wanted: int, min_confidence: float, now: float) -> list[Action]:
         """Tell the draft of everything since it was told last: when guesses are wanted, and now and then while not."""
         self._watch.pass_by()
         if num_wanted:
@@ -248,7 +248,7 @@ class SpeculationSession:
             return []
         base_len, self._told_len = self._told_len, self.committed_len
         tokens = tuple(self._log.token_ids[base_len:])
-        return [ToDraft(Committed(self._request_id, self._epoch, base_len, tokens, num_wanted))]
+        return [ToDraft(Committed(self._request_id, self._epoch, base_len, tokens, num_wanted, min_confidence))]
 
     def _guess(self, num_wanted: int) -> list[Action]:
         """An n-gram proposal, or word that none will come."""

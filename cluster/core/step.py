@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -57,6 +58,7 @@ class ScheduledSequence:
     num_draft_tokens: int = 0
     history: SamplingHistory | None = None  # None: penalties, biases and min_tokens change nothing
     token_masks: bytes | None = None  # a TokenMask's bits for each sample, end to end; None: every token is allowed
+    min_logprob: float = -math.inf  # ends a chain when its samples together fall below; needs sampling.num_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class SchedulerOutput:
 
     With `num_chained`, so many passes follow the first one, each with a row for every sequence that samples: it holds
     the token sampled last, at the next position, and samples the one after it. Such a step's sequences have one sample
-    at most, and no history, masks or logprobs. A fault ends the chain, and so does work that waits.
+    at most, and no history or masks. A fault ends the chain, and so does work that waits, and a sequence whose tokens
+    together have become too unlikely.
     """
 
     scheduled: tuple[ScheduledSequence, ...] = ()
@@ -82,7 +85,7 @@ class SampledTokens:
     """A model's own tokens at a sequence's sampled positions, in order: num_samples of them, and those of a chain."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each, if asked for
 
 
 @dataclass(frozen=True, slots=True)

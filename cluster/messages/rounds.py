@@ -90,6 +90,8 @@ class Commit:
     """Tokens that are now part of the sequence: positions base_len … base_len + len(token_ids).
 
     next_draft_len: how many guesses the target would verify next (0: none wanted).
+    longest_draft_len, min_confidence: a drafter that knows the chance of its guesses may make more of them, at most so
+    many, and ends once the chance that all are right is below min_confidence. 0: it makes next_draft_len, too.
     num_draft_tokens / num_accepted_tokens: what this step verified and accepted.
     A commit with a finish_reason is the last one; it may carry no tokens (abort, deadline).
     """
@@ -104,6 +106,8 @@ class Commit:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     timings: StepTimings = field(default_factory=StepTimings)
     num_cached_tokens: int = 0  # of the prompt, whose KV was there; on the first commit of a request only
+    longest_draft_len: int = 0
+    min_confidence: float = 0.0
 
 
 class RefusalReason(StrEnum):
@@ -159,13 +163,17 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The target committed tokens at base_len; draft the next draft_len after them (0: only keep up)."""
+    """The target committed tokens at base_len; draft the next draft_len after them (0: only keep up).
+
+    Greedy guesses end early, once the chance that all are right is below min_confidence.
+    """
 
     request_id: str
     epoch: int
     base_len: int
     token_ids: tuple[int, ...]
     draft_len: int
+    min_confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 import torch
 
+from cluster.core.step import SchedulerOutput
 from cluster.runtime.input_batch import HostRows, InputBatch, Int32Array, Int64Array, slots_of
 from cluster.runtime.placing import Place, placer
+from cluster.runtime.sampler import SamplerOutput
+
+
+class Confidence:
+    """Owns how much more unlikely each sampled row's chain may become."""
+
+    def __init__(self, min_logprob: Sequence[float]) -> None:
+        self._min_logprob = list(min_logprob)  # by row
+
+    @classmethod
+    def of(cls, step: SchedulerOutput) -> Self:
+        """Of a step whose sequences have one sample at most."""
+        return cls([item.min_logprob for item in step.scheduled if item.num_samples])
+
+    def holds_after(self, sampled: SamplerOutput) -> bool:
+        """Whether the chain is to go on after a pass: no row has a fault, and none has become too unlikely."""
+        for row, token in sampled.logprobs.items():
+            self._min_logprob[row] -= token.logprob
+        return not sampled.faults and max(self._min_logprob) <= 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

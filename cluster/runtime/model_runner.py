@@ -12,7 +12,7 @@ from cluster.core.step import ScheduledSequence, SchedulerOutput, StepOutput
 from cluster.messages.request import SamplingParams
 from cluster.runtime.any_model import load_any_model
 from cluster.runtime.attention import PLAIN, block_multiple, flash_computes
-from cluster.runtime.chain import Chain
+from cluster.runtime.chain import Chain, Confidence
 from cluster.runtime.cuda_capture import CudaCapture
 from cluster.runtime.graphed_model import eager_reason, graphed
 from cluster.runtime.input_batch import InputBatch
@@ -85,15 +85,16 @@ class ModelRunner:
         """
         batch = InputBatch.build(step, self._kv.block_size, self._model.device)
         sampled = self._run(batch)
-        chained = self._run_chain(batch, sampled, step.num_chained, should_stop) if step.num_chained else ()
+        chained = self._run_chain(batch, sampled, step, should_stop) if step.num_chained else ()
         return collect_step_output(step, sampled, chained)
 
     def _run_chain(
-        self, batch: InputBatch, sampled: SamplerOutput, num_passes: int, should_stop: ShouldStop
+        self, batch: InputBatch, sampled: SamplerOutput, step: SchedulerOutput, should_stop: ShouldStop
     ) -> list[SamplerOutput]:
-        chain = Chain.after(batch, num_passes, self._kv.block_size, self._model.device)
+        chain = Chain.after(batch, step.num_chained, self._kv.block_size, self._model.device)
         passes: list[SamplerOutput] = []
-        while len(passes) < num_passes and not sampled.faults and not should_stop():
+        confidence = Confidence.of(step)
+        while confidence.holds_after(sampled) and len(passes) < step.num_chained and not should_stop():
             sampled = self._run(chain.batch(len(passes), sampled.token_ids))
             passes.append(sampled)
         return passes

@@ -69,7 +69,6 @@ def collect_step_output(
     chained: of the passes after the first. There a fault costs its sequence that sample only: the next step meets it
     again.
     """
-    token_ids = sampled.token_ids.tolist()
     samples: dict[str, SampledTokens] = {}
     failed: dict[str, str] = {}
     stuck: set[str] = set()
@@ -83,18 +82,14 @@ def collect_step_output(
         elif fault is not None:
             failed[item.request_id] = f"the model's output cannot be sampled: {fault}"
         elif item.num_samples:
-            samples[item.request_id] = SampledTokens(
-                (*token_ids[rows.start : rows.stop], *_chained_token_ids(chained, rows.start)),
-                _logprobs(item, rows, sampled),
-            )
+            later = [(output, rows.start) for output in chained if rows.start not in output.faults]
+            samples[item.request_id] = _sampled(item, [*((sampled, r) for r in rows), *later])
     return StepOutput(samples, failed, frozenset(stuck))
 
 
-def _chained_token_ids(chained: Sequence[SamplerOutput], row: int) -> list[int]:
-    return [int(sampled.token_ids[row]) for sampled in chained if row not in sampled.faults]
-
-
-def _logprobs(item: ScheduledSequence, rows: range, sampled: SamplerOutput) -> tuple[TokenLogprobs, ...] | None:
+def _sampled(item: ScheduledSequence, places: Sequence[tuple[SamplerOutput, int]]) -> SampledTokens:
+    """A sequence's tokens, of rows of the passes' outputs."""
+    token_ids = tuple(int(output.token_ids[row]) for output, row in places)
     if item.sampling.num_logprobs is None:
-        return None
-    return tuple(sampled.logprobs[row] for row in rows)
+        return SampledTokens(token_ids)
+    return SampledTokens(token_ids, tuple(output.logprobs[row] for output, row in places))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,7 +64,8 @@ class _Columns:
 class TorchSampler:
     """Samples in torch operations, with one wait for the device at the end of a step.
 
-    Rows that want logprobs wait once more each. Remembers the columns of the last logits.
+    Rows that want logprobs wait once more, each for itself if it wants those of other tokens than its own. Remembers
+    the columns of the last logits.
     """
 
     def __init__(self) -> None:
@@ -83,11 +85,8 @@ class TorchSampler:
         parts = [_sample(changed[i : i + num_rows], ids, _rows(batch, i, i + num_rows, logits.device)) for i in starts]
         columns, codes = torch.cat(parts, dim=1).cpu().numpy() if parts else np.zeros((2, 0), dtype=np.int64)
         faults = {row: _FAULTS[code] for row, code in enumerate(codes.tolist()) if code}
-        logprobs = {
-            row: _logprobs(logits[row], ids, int(columns[row]), num_top)
-            for row, num_top in zip(batch.logprob_rows.tolist(), batch.num_logprobs.tolist(), strict=True)
-            if row not in faults
-        }
+        wanted = zip(batch.logprob_rows.tolist(), batch.num_logprobs.tolist(), strict=True)
+        logprobs = _logprobs(logits, ids, columns, {row: num_top for row, num_top in wanted if row not in faults})
         return SamplerOutput(self._columns.host_ids[columns], logprobs, faults)
 
 
@@ -222,7 +221,26 @@ def _signed(value: int) -> int:
 # --- logprobs --------------------------------------------------------------------------------------------------------
 
 
-def _logprobs(logits: Tensor, ids: Tensor, chosen: int, num_top: int) -> TokenLogprobs:
+def _logprobs(
+    logits: Tensor, ids: Tensor, columns: NDArray[np.int64], num_top: Mapping[int, int]
+) -> dict[int, TokenLogprobs]:
+    """By row; num_top: how many other tokens' each row wants, of the rows that want any."""
+    alone = [row for row, number in num_top.items() if number == 0]
+    ranked = {row: _ranked(logits[row], ids, int(columns[row]), number) for row, number in num_top.items() if number}
+    chosen = _of_chosen(logits[alone], ids, columns[alone]) if alone else []
+    return ranked | dict(zip(alone, chosen, strict=True))
+
+
+def _of_chosen(logits: Tensor, ids: Tensor, columns: NDArray[np.int64]) -> list[TokenLogprobs]:
+    """Of the chosen tokens of all rows at once."""
+    chosen = placer(logits.device)(columns).unsqueeze(1)
+    x = logits.double() - logits.amax(dim=1, keepdim=True).double()
+    totals = (x.exp() * WEIGHT_SCALE).round().long().sum(dim=1).tolist()
+    pairs = zip(ids[chosen].squeeze(1).tolist(), x.gather(1, chosen).squeeze(1).tolist(), totals, strict=True)
+    return [TokenLogprobs(token, own - math.log(total / WEIGHT_SCALE), ()) for token, own, total in pairs]
+
+
+def _ranked(logits: Tensor, ids: Tensor, chosen: int, num_top: int) -> TokenLogprobs:
     x = logits.double() - logits.amax().double()
     log_total = math.log(int((x.exp() * WEIGHT_SCALE).round().long().sum()) / WEIGHT_SCALE)
     ranked = (logits + 0.0).sort(descending=True, stable=True).indices[:num_top]

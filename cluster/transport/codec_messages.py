@@ -182,6 +182,8 @@ def put_commit(message: Commit) -> target_pb2.Commit:
             draft_time_s=timings.draft_time_s,
         ),
         num_cached_tokens=message.num_cached_tokens,
+        longest_draft_len=message.longest_draft_len,
+        min_confidence=message.min_confidence,
     )
 
 
@@ -197,6 +199,8 @@ def get_commit(body: target_pb2.Commit) -> Commit:
         logprobs=tuple(_get_logprobs(entry) for entry in body.logprobs) or None,
         timings=_get_timings(body.timings),
         num_cached_tokens=body.num_cached_tokens,
+        longest_draft_len=body.longest_draft_len,
+        min_confidence=body.min_confidence,
     )
     limits.check_commit(message)
     return message
@@ -302,11 +306,14 @@ def put_committed(message: Committed) -> draft_pb2.Committed:
         base_len=message.base_len,
         token_ids=message.token_ids,
         draft_len=message.draft_len,
+        min_confidence=message.min_confidence,
     )
 
 
 def get_committed(body: draft_pb2.Committed) -> Committed:
-    message = Committed(body.request_id, body.epoch, body.base_len, tuple(body.token_ids), body.draft_len)
+    message = Committed(
+        body.request_id, body.epoch, body.base_len, tuple(body.token_ids), body.draft_len, body.min_confidence
+    )
     limits.check_committed(message)
     return message
 

@@ -83,6 +83,8 @@ def check_commit(message: Commit) -> None:
     _count("base_len", message.base_len)
     _token_ids("token_ids", message.token_ids, MAX_COMMIT_TOKENS)
     _count("next_draft_len", message.next_draft_len, MAX_DRAFT_TOKENS)
+    _count("longest_draft_len", message.longest_draft_len, MAX_DRAFT_TOKENS)
+    _chance("min_confidence", message.min_confidence)
     _count("num_draft_tokens", message.num_draft_tokens, MAX_DRAFT_TOKENS)
     _count("num_accepted_tokens", message.num_accepted_tokens, message.num_draft_tokens)
     _count("num_cached_tokens", message.num_cached_tokens, message.base_len)
@@ -192,6 +194,10 @@ def _count(field: str, value: int, at_most: int = MAX_COUNT, at_least: int = 0) 
 
 def _seconds(field: str, value: float) -> None:
     _range(field, value, lambda seconds: 0 <= seconds < math.inf)
+
+
+def _chance(field: str, value: float) -> None:
+    _range(field, value, lambda chance: 0 <= chance <= 1)
 
 
 def _range(field: str, value: float, holds: Callable[[float], bool]) -> None:

@@ -42,6 +42,7 @@ pytestmark = pytest.mark.contract
 counts = st.integers(0, limits.MAX_COUNT)
 draft_lens = st.integers(0, MAX_DRAFT_TOKENS)
 seconds = st.floats(0, 1e9, allow_nan=False)
+chances = st.floats(0, 1)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=limits.MAX_REQUEST_ID_CHARS)
 labels = st.text(st.characters(exclude_categories=["Cs"]), max_size=32)
 logprob_values = st.floats(-(2.0**100), 0, width=32)
@@ -100,7 +101,13 @@ opens = st.builds(
     num_prompt_tokens=st.integers(0, 1),
 )
 committeds = st.builds(
-    Committed, request_id=names, epoch=counts, base_len=counts, token_ids=token_ids(40), draft_len=draft_lens
+    Committed,
+    request_id=names,
+    epoch=counts,
+    base_len=counts,
+    token_ids=token_ids(40),
+    draft_len=draft_lens,
+    min_confidence=chances,
 )
 refusals = st.builds(Refusal, request_id=names, reason=st.sampled_from(RefusalReason), message=labels, epoch=counts)
 entries = st.builds(
@@ -122,6 +129,8 @@ def commits(draw: st.DrawFn) -> Commit:
         base_len=base_len,
         token_ids=tokens,
         next_draft_len=draw(draft_lens),
+        longest_draft_len=draw(draft_lens),
+        min_confidence=draw(chances),
         num_draft_tokens=num_draft,
         num_accepted_tokens=draw(st.integers(0, num_draft)),
         finish_reason=draw(st.none() | st.sampled_from(FinishReason)),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -82,6 +85,19 @@ def test_a_chain_goes_on_from_a_decode_step(model: Model) -> None:
     step = SchedulerOutput((row,), num_chained=5)
     assert chained.ids(chained.runner.execute(step)) == stepped.ids(run_chain(stepped.runner.execute, step))
     assert torch.equal(chained.memory(), stepped.memory())
+
+
+@pytest.mark.parametrize("chance", [1e-9, 1e-4, 0.02, 0.5])
+def test_a_chain_ends_where_a_sequence_has_become_too_unlikely(model: Model, chance: float) -> None:
+    chained, stepped = Run(model), Run(model)
+    scored = [replace(item, sampling=replace(item.sampling, num_logprobs=0)) for item in sequences()]
+    scored[0] = replace(scored[0], min_logprob=math.log(chance))
+    step = SchedulerOutput(tuple(scored), num_chained=8)
+    found, wanted = chained.runner.execute(step), run_chain(stepped.runner.execute, step)
+    assert found == wanted
+    totals = list(accumulate(token.logprob for token in found.samples["r0"].logprobs or ()))
+    assert all(total >= math.log(chance) for total in totals[:-1])
+    assert len(totals) == 9 or totals[-1] < math.log(chance)
 
 
 def test_a_chain_ends_when_something_waits(model: Model) -> None:

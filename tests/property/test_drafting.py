@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cluster.core.block_pool import BlockPool
 from cluster.core.draft_scheduler import DraftSchedulerConfig
 from cluster.core.kv_cache import KVCacheManager
+from cluster.messages.request import SamplingParams
 from cluster.messages.rounds import Close, Committed, DraftBlock, DraftCommand, DraftEvent, Open, PoolLoad
 from cluster.runtime.drafter import DraftEngine
 from tests.fakes import ToyModel, ToyRunner, sampling
@@ -30,13 +31,15 @@ class Stream:
     request_id: str
     truth: tuple[int, ...]
     committed_len: int
+    sampling: SamplingParams
+    min_confidence: float  # of every commit
     epoch: int = 0
     asked: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # (epoch, committed_len) -> draft_len
 
     def open(self, draft_len: int) -> Open:
         self.asked.setdefault((self.epoch, self.committed_len), set()).add(draft_len)
         tokens = self.truth[: self.committed_len]
-        return Open(self.request_id, self.epoch, tokens, sampling(seed=3), draft_len)
+        return Open(self.request_id, self.epoch, tokens, self.sampling, draft_len)
 
     def commit(self, num_tokens: int, draft_len: int) -> Committed | None:
         base_len = self.committed_len
@@ -45,13 +48,18 @@ class Stream:
             return None
         self.committed_len += len(token_ids)
         self.asked.setdefault((self.epoch, self.committed_len), set()).add(draft_len)
-        return Committed(self.request_id, self.epoch, base_len, token_ids, draft_len)
+        return Committed(self.request_id, self.epoch, base_len, token_ids, draft_len, self.min_confidence)
 
     def check(self, block: DraftBlock) -> None:
-        lengths = self.asked[block.epoch, block.committed_len]
-        assert len(block.token_ids) in {min(length, MAX_LEN - block.committed_len) for length in lengths}
-        prefix = self.truth[: block.committed_len]
-        assert block.token_ids == DRAFT.continuation(prefix, sampling(seed=3), len(block.token_ids))
+        lengths = {
+            min(length, MAX_LEN - block.committed_len) for length in self.asked[block.epoch, block.committed_len]
+        }
+        prefix, is_greedy = self.truth[: block.committed_len], self.sampling.temperature == 0
+        if is_greedy and DRAFT.chance(prefix, block.token_ids) < self.min_confidence:
+            assert 0 < len(block.token_ids) <= max(lengths)
+        else:
+            assert len(block.token_ids) in lengths
+        assert block.token_ids == DRAFT.continuation(prefix, self.sampling, len(block.token_ids))
 
 
 class Wire:
@@ -73,11 +81,12 @@ class Wire:
             vocab_size=TARGET.vocab_size,
         )
         self.engine = DraftEngine(runner, self.kv, config, on_events=self.receive, clock=lambda: self.now)
-        prompts = {f"r{i}": tuple(range(1 + 13 * i)) for i in range(num_streams)}
-        self.streams = {
-            key: Stream(key, prompt + TARGET.continuation(prompt, sampling(seed=3), MAX_LEN - len(prompt)), len(prompt))
-            for key, prompt in prompts.items()
-        }
+        self.streams = {f"r{i}": self._stream(i) for i in range(num_streams)}
+
+    def _stream(self, index: int) -> Stream:
+        prompt, how = tuple(range(1 + 13 * index)), sampling(seed=3, temperature=index % 2)
+        truth = prompt + TARGET.continuation(prompt, how, MAX_LEN - len(prompt))
+        return Stream(f"r{index}", truth, len(prompt), how, min_confidence=(0.3, 0.3, 0.0, 0.6)[index])
 
     def receive(self, events: list[DraftEvent]) -> None:
         for event in events:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from cluster.core.cost_model import ArrivalCost, StepCost
-from cluster.core.draft_length import DraftLengthConfig, DraftLengthController, DraftLengthState
+from cluster.core.draft_length import DraftAsk, DraftLengthConfig, DraftLengthController, DraftLengthState
 from cluster.core.tactics import Tactic, TacticChoice
 from cluster.messages.request import MAX_DRAFT_TOKENS, DraftLengthMode
 
@@ -36,21 +36,21 @@ def verify(made: DraftLengthController, state: DraftLengthState, accepted: int, 
 def settle(made: DraftLengthController, accepted: int, num_sequences: int = 1) -> int:
     state = DraftLengthState(8)
     verify(made, state, accepted)
-    return made.next_draft_len(state, 1000, num_sequences)
+    return made.next_ask(state, 1000, num_sequences).draft_len
 
 
 @pytest.mark.parametrize(("remaining", "expected"), [(100, 5), (4, 3), (1, 0), (0, 0)])
 def test_a_fixed_length_leaves_room_for_the_targets_own_token(remaining: int, expected: int) -> None:
     fixed = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED))
-    assert fixed.next_draft_len(DraftLengthState(5), remaining, 1) == expected
+    assert fixed.next_ask(DraftLengthState(5), remaining, 1).draft_len == expected
 
 
 @pytest.mark.parametrize("mode", DraftLengthMode)
 def test_a_request_asks_for_as_many_guesses_as_its_own_limit_says(mode: DraftLengthMode) -> None:
     made = DraftLengthController(DraftLengthConfig(mode))
     for limit in (0, 2, 20, MAX_DRAFT_TOKENS):
-        assert made.next_draft_len(DraftLengthState(limit), 100, 1) == limit
-    assert made.next_draft_len(DraftLengthState(1000), 100, 1) == MAX_DRAFT_TOKENS
+        assert made.next_ask(DraftLengthState(limit), 100, 1).draft_len == limit
+    assert made.next_ask(DraftLengthState(1000), 100, 1).draft_len == MAX_DRAFT_TOKENS
 
 
 def test_a_wide_window_is_chosen_when_it_pays() -> None:
@@ -58,24 +58,63 @@ def test_a_wide_window_is_chosen_when_it_pays() -> None:
     state = DraftLengthState(MAX_DRAFT_TOKENS)
     for _ in range(400):
         made.observe_acceptance(state, 8, 8)
-    assert made.next_draft_len(state, 1000, 1) > 20
+    assert made.next_ask(state, 1000, 1).draft_len > 20
+
+
+def test_a_drafter_that_knows_its_chances_may_go_on_while_a_guess_is_worth_its_time() -> None:
+    made = controller(per_guess_s=0.02)
+    state = DraftLengthState(6)
+    verify(made, state, 2)
+    ask = made.next_ask(state, 1000, 1, is_greedy=True)
+    rate, a = made.expected_tokens(state, ask.draft_len) / (0.002 + 0.02 * ask.draft_len + STEP_S), 2 / 3
+    assert (ask.draft_len, ask.longest_len) == (2, 6)
+    assert ask.min_confidence == pytest.approx(0.02 * rate / a, rel=0.03)
+    assert made.next_ask(state, 1000, 1) == DraftAsk(2, 2, 0.0), "the chance of a drawn guess says nothing"
+
+
+def test_dear_guesses_must_be_surer() -> None:
+    asks = []
+    for per_row_s in (0.001, 0.01, 0.02):
+        made = controller(per_row_s=per_row_s)
+        state = DraftLengthState(6)
+        verify(made, state, 3)
+        asks.append(made.next_ask(state, 1000, 1, is_greedy=True).min_confidence)
+    assert 0 < asks[0] < asks[1] < asks[2] < 1
+
+
+def test_no_confidence_is_asked_of_a_single_guess_or_a_fixed_length() -> None:
+    made, state = controller(), DraftLengthState(1)
+    verify(made, state, 4)
+    assert made.next_ask(state, 1000, 1, is_greedy=True) == DraftAsk(1, 1, 0.0)
+    fixed = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED))
+    assert fixed.next_ask(DraftLengthState(5), 1000, 1, is_greedy=True) == DraftAsk(5, 5, 0.0)
+
+
+def test_blocks_that_end_where_their_drafter_is_unsure_are_expected_to_be_right_more_often() -> None:
+    """Half of the blocks are a guess that is wrong, half four that are right: the mean of both is what is expected."""
+    made, state = controller(), DraftLengthState(8)
+    for _ in range(2000):
+        made.observe_acceptance(state, 1, 0)
+        made.observe_acceptance(state, 4, 4)
+    expected = (made.expected_of_pool(1) + made.expected_of_pool(4)) / 2
+    assert expected == pytest.approx(1 + (0 + 4) / 2, rel=0.05)
 
 
 def test_a_limit_that_changes_counts_from_the_next_question_on() -> None:
     made = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED))
     state = DraftLengthState(4)
-    assert made.next_draft_len(state, 100, 1) == 4
+    assert made.next_ask(state, 100, 1).draft_len == 4
     made.set_limit(state, 2)
-    assert state.draft_len == 2  # no more are verified
+    assert state.longest_len == 2  # no more are verified
     made.set_limit(state, 8)
-    assert state.draft_len == 2  # no more were asked for
-    assert made.next_draft_len(state, 100, 1) == 8
+    assert state.longest_len == 2  # no more were asked for
+    assert made.next_ask(state, 100, 1).draft_len == 8
     made.set_limit(state, 0)
-    assert made.next_draft_len(state, 100, 1) == 0
+    assert made.next_ask(state, 100, 1).draft_len == 0
 
 
 def test_before_anything_is_measured_it_asks_and_learns() -> None:
-    assert DraftLengthController(DraftLengthConfig()).next_draft_len(DraftLengthState(5), 100, 1) == 5
+    assert DraftLengthController(DraftLengthConfig()).next_ask(DraftLengthState(5), 100, 1).draft_len == 5
 
 
 def test_better_guesses_earn_a_wider_window() -> None:
@@ -107,7 +146,7 @@ def test_a_small_gain_does_not_change_the_length() -> None:
         lengths = []
         for round_number in range(200):
             made.observe_acceptance(state, 4, 1 + 2 * (round_number % 20 // 10))
-            lengths.append(made.next_draft_len(state, 1000, 1))
+            lengths.append(made.next_ask(state, 1000, 1).draft_len)
         changes.append(sum(before != after for before, after in pairwise(lengths[100:])))
     assert changes[0] > 5
     assert changes[1] == 0
@@ -117,7 +156,7 @@ def test_while_off_it_probes_ever_more_rarely() -> None:
     made = controller(per_guess_s=STEP_S)
     state = DraftLengthState(8)
     verify(made, state, 2)
-    lengths = [made.next_draft_len(state, remaining, 1) for remaining in range(2000, 0, -1)]
+    lengths = [made.next_ask(state, remaining, 1).draft_len for remaining in range(2000, 0, -1)]
     probes = [index for index, length in enumerate(lengths) if length > 0]
     gaps = [after - before for before, after in zip([0, *probes], probes, strict=False)]
     assert gaps == [64, 128, 256, 512, 512, 512]
@@ -127,11 +166,11 @@ def test_it_comes_back_when_a_probe_finds_a_better_draft() -> None:
     made = controller(per_guess_s=0.02)
     state = DraftLengthState(8)
     verify(made, state, 0)
-    assert made.next_draft_len(state, 1000, 1) == 0
-    assert made.next_draft_len(state, 1000 - 64, 1) > 0
+    assert made.next_ask(state, 1000, 1).draft_len == 0
+    assert made.next_ask(state, 1000 - 64, 1).draft_len > 0
     verify(made, state, 4, rounds=5)
-    assert made.next_draft_len(state, 900, 1) > 0
-    assert made.next_draft_len(state, 899, 1) > 0
+    assert made.next_ask(state, 900, 1).draft_len > 0
+    assert made.next_ask(state, 899, 1).draft_len > 0
 
 
 # --- what was tried counts more than what is predicted ---------------------------------------------------------------
@@ -154,14 +193,14 @@ def test_a_pool_that_found_guesses_not_to_pay_asks_for_none() -> None:
     state = DraftLengthState(8)
     verify(made, state, 4)
     assert made.tactics.trials(1).tactic is Tactic.PLAIN
-    assert made.next_draft_len(state, 1000, 1) == 0
+    assert made.next_ask(state, 1000, 1).draft_len == 0
 
 
 def test_a_pool_that_found_guesses_to_pay_asks_for_them_though_they_should_not() -> None:
     made = tried(gain=1.5, per_guess_s=STEP_S)
     state = DraftLengthState(8)
     verify(made, state, 2)
-    assert made.next_draft_len(state, 1000, 1) > 0
+    assert made.next_ask(state, 1000, 1).draft_len > 0
 
 
 def test_a_request_that_is_guessed_much_worse_than_the_others_asks_for_none() -> None:
@@ -169,8 +208,8 @@ def test_a_request_that_is_guessed_much_worse_than_the_others_asks_for_none() ->
     verify(made, DraftLengthState(8), 4, rounds=1000)
     poor = DraftLengthState(8)
     verify(made, poor, 0)
-    assert made.next_draft_len(poor, 1000, 1) == 0
-    assert made.next_draft_len(DraftLengthState(8), 1000, 1) > 0
+    assert made.next_ask(poor, 1000, 1).draft_len == 0
+    assert made.next_ask(DraftLengthState(8), 1000, 1).draft_len > 0
 
 
 def test_a_trial_asks_whatever_is_predicted() -> None:
@@ -178,7 +217,7 @@ def test_a_trial_asks_whatever_is_predicted() -> None:
     made.tactics = TacticChoice((Tactic.WAIT, Tactic.PLAIN))
     state = DraftLengthState(8)
     verify(made, state, 0)
-    assert made.next_draft_len(state, 1000, 1) > 0
+    assert made.next_ask(state, 1000, 1).draft_len > 0
 
 
 def test_a_new_request_starts_from_what_the_pool_has_seen() -> None:

@@ -1,6 +1,10 @@
+import math
+
 import pytest
 
 from cluster.core.draft_session import CommitOutcome, DraftSession
+from cluster.core.step import SampledTokens
+from cluster.messages.answer import TokenLogprobs
 from cluster.messages.request import MAX_DRAFT_TOKENS
 from cluster.messages.rounds import Committed, Open
 from tests.fakes import sampling
@@ -114,15 +118,65 @@ def test_drafting_ends_at_a_stop_token():
 def test_a_chain_of_guesses_has_kv_up_to_the_last_but_one():
     one = session(1, 2, draft_len=4)
     one.advance(one.num_pending_tokens)
-    one.add_guesses((5, 6, 7))
+    one.add_guesses(SampledTokens((5, 6, 7)))
     assert (one.guesses, one.num_computed_tokens, one.pending_rows(9)) == ([5, 6, 7], 4, (7,))
 
 
 def test_what_a_chain_made_after_a_stop_token_is_forgotten():
     one = session(1, 2, draft_len=4)
     one.advance(one.num_pending_tokens)
-    one.add_guesses((5, EOS, 7, 8))
+    one.add_guesses(SampledTokens((5, EOS, 7, 8)))
     assert (one.guesses, one.num_computed_tokens, one.is_due) == ([5, EOS], 3, True)
+
+
+def unsure(one: DraftSession, *chances: tuple[int, float]) -> None:
+    """Run pending rows and a chain of guesses with these chances."""
+    one.advance(one.num_pending_tokens)
+    token_ids = tuple(token_id for token_id, _ in chances)
+    one.add_guesses(SampledTokens(token_ids, tuple(TokenLogprobs(t, math.log(chance)) for t, chance in chances)))
+
+
+def asking(*token_ids: int, temperature: float = 0.0, min_confidence: float = 0.3) -> DraftSession:
+    one = session(1, draft_len=0, temperature=temperature)
+    one.commit(Committed("r", 0, 1, token_ids, 5, min_confidence), 0.0)
+    return one
+
+
+def test_a_block_ends_with_the_guess_that_makes_it_probably_wrong():
+    one = asking(2)
+    assert one.sampling.num_logprobs == 0
+    assert one.min_logprob == math.log(0.3)
+    unsure(one, (5, 0.9), (6, 0.8))
+    assert not one.is_due
+    assert one.min_logprob == pytest.approx(math.log(0.3 / (0.9 * 0.8)))
+    unsure(one, (7, 0.4), (8, 0.9))
+    assert one.is_due
+    assert one.take_block(0.0).token_ids == (5, 6, 7), "what a chain made after it is forgotten"
+
+
+def test_guesses_that_come_true_no_longer_make_a_block_unsure():
+    one = asking(2)
+    unsure(one, (5, 0.2))
+    assert one.take_block(0.0).token_ids == (5,)
+    one.commit(Committed("r", 0, 2, (5,), 5, 0.3), 0.0)
+    assert one.wants_guess
+    unsure(one, (6, 0.9), (7, 0.3))
+    assert one.take_block(0.0).token_ids == (6, 7)
+    one.commit(Committed("r", 0, 3, (6,), 5, 0.3), 0.0)
+    assert one.wants_guess, "what is left has a chance of 0.3"
+    one.commit(Committed("r", 0, 4, (), 5, 0.31), 0.0)
+    assert one.is_due, "and now more is asked"
+
+
+def test_a_drawn_block_does_not_end_for_want_of_confidence():
+    one = asking(2, temperature=0.5)
+    assert (one.sampling.num_logprobs, one.min_logprob) == (None, -math.inf)
+    unsure(one, (5, 0.01), (6, 0.01))
+    assert not one.is_due
+
+
+def test_no_chances_are_worked_out_where_none_are_asked_for():
+    assert asking(2, min_confidence=0.0).sampling.num_logprobs is None
 
 
 def test_drafting_goes_on_after_eos_when_it_is_ignored():

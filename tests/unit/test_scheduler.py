@@ -199,7 +199,7 @@ def test_right_guesses_are_committed_with_the_targets_own_next_token() -> None:
     target = Target()
     submit = target.submit()
     assert target.step() == [
-        Commit("a", 5, truth(submit, 1), next_draft_len=4, timings=StepTimings(step_s=STEP_S)),
+        Commit("a", 5, truth(submit, 1), next_draft_len=4, longest_draft_len=4, timings=StepTimings(step_s=STEP_S)),
     ]
     target.propose(submit, 4, since=1)
     (commit,) = target.step()

@@ -74,7 +74,7 @@ class StepTimings(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., step_s: _Optional[float] = ..., held_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., draft_time_s: _Optional[float] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("request_id", "base_len", "token_ids", "next_draft_len", "num_draft_tokens", "num_accepted_tokens", "finish_reason", "logprobs", "timings", "num_cached_tokens")
+    __slots__ = ("request_id", "base_len", "token_ids", "next_draft_len", "num_draft_tokens", "num_accepted_tokens", "finish_reason", "logprobs", "timings", "num_cached_tokens", "longest_draft_len", "min_confidence")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,8 @@ class Commit(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_DRAFT_LEN_FIELD_NUMBER: _ClassVar[int]
+    MIN_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -95,7 +97,9 @@ class Commit(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     timings: StepTimings
     num_cached_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., next_draft_len: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+    longest_draft_len: int
+    min_confidence: float
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., next_draft_len: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., longest_draft_len: _Optional[int] = ..., min_confidence: _Optional[float] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
     __slots__ = ("commit", "refusal", "load")

@@ -147,24 +147,24 @@ class DraftLengthController:
         state.longest_len = min(state.longest_len, max_draft_tokens)
 
     def next_ask(
-        self, state: DraftLengthState, remaining_tokens: int, num_sequences: int, is_greedy: bool = False
+        self, state: DraftLengthState, remaining_tokens: int, num_sequences: int, shows_chances: bool = False
     ) -> DraftAsk:
         """What to ask for when `remaining_tokens` may still be emitted and `num_sequences` share the steps.
 
-        At most remaining_tokens - 1 guesses: the target always emits one token of its own. is_greedy: the chance of a
-        guess by its drafter is one of being accepted.
+        At most remaining_tokens - 1 guesses: the target always emits one token of its own. shows_chances: how likely a
+        guess is to its drafter says how likely it is to be accepted.
         """
         limit = min(MAX_DRAFT_TOKENS, state.max_draft_tokens, remaining_tokens - 1)
         ask = NOTHING
         if limit > 0 and self.config.mode is DraftLengthMode.FIXED:
             ask = DraftAsk(limit, limit, 0.0)
         elif limit > 0:
-            ask = self._adapt(state, limit, remaining_tokens, num_sequences, is_greedy)
+            ask = self._adapt(state, limit, remaining_tokens, num_sequences, shows_chances)
         state.longest_len = ask.longest_len
         return ask
 
     def _adapt(
-        self, state: DraftLengthState, limit: int, remaining_tokens: int, num_sequences: int, is_greedy: bool
+        self, state: DraftLengthState, limit: int, remaining_tokens: int, num_sequences: int, shows_chances: bool
     ) -> DraftAsk:
         trials = self.tactics.trials(num_sequences)
         if trials.tactic is Tactic.PLAIN:
@@ -176,10 +176,12 @@ class DraftLengthController:
         draft_len = self._best(state, rates, trials.is_trial, remaining_tokens)
         if draft_len == 0:
             return NOTHING
-        if not is_greedy or limit == 1:
+        if not shows_chances or limit == 1:
             return DraftAsk(draft_len, draft_len, 0.0)
-        guess_s = (cycles[limit] - cycles[1]) / (limit - 1)
-        return DraftAsk(draft_len, limit, min(1.0, guess_s * max(rates) / self.acceptance_rate(state)))
+        end = min(draft_len + 1, limit)
+        guess_s = (cycles[end] - cycles[1]) / (end - 1)
+        worth = guess_s * max(rates) / self.acceptance_rate(state)
+        return DraftAsk(draft_len, limit, min(max(worth, 0.0), 1.0))
 
     def _best(self, state: DraftLengthState, rates: list[float], is_trial: bool, remaining_tokens: int) -> int:
         """The draft length of the highest of `rates`, by K, if it is so much better than that of before."""

@@ -7,9 +7,9 @@
 The last token never has KV: it is the row that the next guess is sampled from. That holds for a last guess too, so
 after a full acceptance the session ingests its own last guess before it drafts on.
 
-A greedy block ends early where its guesses are probably not all right: by the draft's own probabilities, their chance
-is below what the commit asked for. What follows such guesses is hardly ever accepted, and costs the draft and the
-target a row each. Drawn guesses have no such end: how likely a token was says little about whether the target draws it.
+A block ends early where its guesses are probably not all right: by the draft's own probabilities, their chance is
+below what the commit asked for. What follows such guesses is hardly ever accepted, and costs the draft and the target a
+row each. The target asks only where such chances mean something.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from cluster.core.draft_guide import draft_guide
 from cluster.core.grammar import Grammars
 from cluster.core.logit_history import logit_history
 from cluster.core.prefix_cache import TokenChain
-from cluster.core.sampling import is_greedy
 from cluster.core.step import SampledTokens, SamplingHistory
 from cluster.messages.request import MAX_DRAFT_TOKENS, SamplingParams
 from cluster.messages.rounds import Committed, DraftBlock, Open
@@ -40,7 +39,7 @@ class DraftSession:
     """Owns what is committed for one request, what is guessed after it, and how much of both has valid KV."""
 
     __slots__ = (
-        "_guide", "_history", "_is_greedy", "_is_stuck", "_least_logprob", "_logprobs", "_num_prompt_tokens",
+        "_guide", "_history", "_is_stuck", "_least_logprob", "_logprobs", "_num_prompt_tokens",
         "_scored", "_stop_token_ids", "_unscored", "chain", "epoch", "guesses", "last_used", "max_len",
         "num_computed_tokens", "num_owed", "request_id", "token_ids",
     )  # fmt: skip
@@ -57,7 +56,6 @@ class DraftSession:
         sampling = message.sampling
         self.request_id = message.request_id
         self.epoch = message.epoch
-        self._is_greedy = is_greedy(sampling)
         self._unscored, self._scored = (replace(sampling, num_logprobs=number) for number in (None, 0))
         self._least_logprob = -math.inf  # of a block's guesses together, or it ends
         self.token_ids = list(message.token_ids)
@@ -138,7 +136,7 @@ class DraftSession:
         if outcome is CommitOutcome.APPLIED:
             self._append(message.token_ids)
             self.num_owed = self._limit(message.draft_len)
-            self._least_logprob = _logarithm(message.min_confidence) if self._is_greedy else -math.inf
+            self._least_logprob = math.log(message.min_confidence) if message.min_confidence else -math.inf
             self.last_used = now
         return outcome
 
@@ -204,10 +202,6 @@ class DraftSession:
         if self._guide is not None:
             self._guide.append(token_ids)
             self._is_stuck = self._guide.ends_with(self.guesses)
-
-
-def _logarithm(chance: float) -> float:
-    return math.log(chance) if chance else -math.inf
 
 
 def _common_prefix_len(left: list[int], right: tuple[int, ...]) -> int:

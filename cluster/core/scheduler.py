@@ -18,7 +18,6 @@ from cluster.core.kv_cache import KVCacheManager
 from cluster.core.prefill_budget import PrefillBudget, is_chunk
 from cluster.core.prefix_sharing import PrefixSharing
 from cluster.core.proposals import Proposals
-from cluster.core.sampling import is_greedy
 from cluster.core.sequence import HoldOutcome, Sequence, SequenceStatus
 from cluster.core.sequence_queue import SequenceQueue
 from cluster.core.step import SampledTokens, ScheduledSequence, SchedulerOutput, SchedulerStats, StepOutput
@@ -263,7 +262,7 @@ class Scheduler:
         self._kv.truncate(sequence.request_id, sequence.num_computed_tokens)
         self._proposals.drop_if_stale(sequence, was_verified=item.num_draft_tokens > 0)
         ask = self._draft_length.next_ask(
-            sequence.draft_length, sequence.num_remaining_tokens, len(self._running), is_greedy(item.sampling)
+            sequence.draft_length, sequence.num_remaining_tokens, len(self._running), sequence.shows_chances
         )
         sequence.ask_for_block(ask.draft_len, now)
         return ask

@@ -9,6 +9,7 @@ from cluster.core.draft_length import DraftLengthState
 from cluster.core.grammar import GrammarError, GrammarGuide
 from cluster.core.logit_history import LogitHistory
 from cluster.core.prefix_cache import TokenChain
+from cluster.core.sampling import is_greedy
 from cluster.messages.answer import FinishReason
 from cluster.messages.rounds import DraftBlock, StepTimings, Submit
 
@@ -135,6 +136,15 @@ class Sequence:
     def speculates(self) -> bool:
         """Whether guesses for it may come."""
         return self.draft_length.max_draft_tokens > 0
+
+    @property
+    def shows_chances(self) -> bool:
+        """Whether a token's probability in a draft's logits says how likely it is to be accepted.
+
+        Not where tokens are drawn: two that draw alike agree on an unlikely token too. And not where penalties or a
+        grammar decide what the logits do not know of.
+        """
+        return is_greedy(self.request.sampling) and self.history is None and self.guide is None
 
     def guesses(self) -> tuple[int, ...]:
         """Guesses to verify next: what the last commit asked for, which leaves room for the target's own token."""

@@ -165,7 +165,7 @@ class Open:
 class Committed:
     """The target committed tokens at base_len; draft the next draft_len after them (0: only keep up).
 
-    Greedy guesses end early, once the chance that all are right is below min_confidence.
+    A block ends early, once the chance that all its guesses are right is below min_confidence.
     """
 
     request_id: str

@@ -54,8 +54,8 @@ class Stream:
         lengths = {
             min(length, MAX_LEN - block.committed_len) for length in self.asked[block.epoch, block.committed_len]
         }
-        prefix, is_greedy = self.truth[: block.committed_len], self.sampling.temperature == 0
-        if is_greedy and DRAFT.chance(prefix, block.token_ids) < self.min_confidence:
+        prefix = self.truth[: block.committed_len]
+        if DRAFT.chance(prefix, block.token_ids) < self.min_confidence:
             assert 0 < len(block.token_ids) <= max(lengths)
         else:
             assert len(block.token_ids) in lengths

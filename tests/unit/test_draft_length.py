@@ -65,7 +65,7 @@ def test_a_drafter_that_knows_its_chances_may_go_on_while_a_guess_is_worth_its_t
     made = controller(per_guess_s=0.02)
     state = DraftLengthState(6)
     verify(made, state, 2)
-    ask = made.next_ask(state, 1000, 1, is_greedy=True)
+    ask = made.next_ask(state, 1000, 1, shows_chances=True)
     rate, a = made.expected_tokens(state, ask.draft_len) / (0.002 + 0.02 * ask.draft_len + STEP_S), 2 / 3
     assert (ask.draft_len, ask.longest_len) == (2, 6)
     assert ask.min_confidence == pytest.approx(0.02 * rate / a, rel=0.03)
@@ -78,16 +78,36 @@ def test_dear_guesses_must_be_surer() -> None:
         made = controller(per_row_s=per_row_s)
         state = DraftLengthState(6)
         verify(made, state, 3)
-        asks.append(made.next_ask(state, 1000, 1, is_greedy=True).min_confidence)
+        asks.append(made.next_ask(state, 1000, 1, shows_chances=True).min_confidence)
     assert 0 < asks[0] < asks[1] < asks[2] < 1
+
+
+def test_a_limit_far_beyond_what_pays_does_not_make_guesses_dearer() -> None:
+    asks = []
+    for limit in (4, MAX_DRAFT_TOKENS):
+        made = controller(per_row_s=0.004)
+        made.observe_step(32, 10.0)  # rows that no good block ever has
+        state = DraftLengthState(limit)
+        verify(made, state, 2)
+        asks.append(made.next_ask(state, 1000, 1, shows_chances=True))
+    assert asks[0].draft_len == asks[1].draft_len
+    assert asks[1].min_confidence == pytest.approx(asks[0].min_confidence, rel=0.2)
+
+
+def test_guesses_that_cost_nothing_may_all_be_made() -> None:
+    made = controller(per_guess_s=0.0, overhead_s=0.0)
+    made.observe_arrival(DraftLengthState(8), 8, 0.0, 0.0)
+    state = DraftLengthState(8)
+    verify(made, state, 2)
+    assert made.next_ask(state, 1000, 1, shows_chances=True) == DraftAsk(8, 8, pytest.approx(0.0))
 
 
 def test_no_confidence_is_asked_of_a_single_guess_or_a_fixed_length() -> None:
     made, state = controller(), DraftLengthState(1)
     verify(made, state, 4)
-    assert made.next_ask(state, 1000, 1, is_greedy=True) == DraftAsk(1, 1, 0.0)
+    assert made.next_ask(state, 1000, 1, shows_chances=True) == DraftAsk(1, 1, 0.0)
     fixed = DraftLengthController(DraftLengthConfig(DraftLengthMode.FIXED))
-    assert fixed.next_ask(DraftLengthState(5), 1000, 1, is_greedy=True) == DraftAsk(5, 5, 0.0)
+    assert fixed.next_ask(DraftLengthState(5), 1000, 1, shows_chances=True) == DraftAsk(5, 5, 0.0)
 
 
 def test_blocks_that_end_where_their_drafter_is_unsure_are_expected_to_be_right_more_often() -> None:

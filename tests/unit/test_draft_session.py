@@ -136,8 +136,8 @@ def unsure(one: DraftSession, *chances: tuple[int, float]) -> None:
     one.add_guesses(SampledTokens(token_ids, tuple(TokenLogprobs(t, math.log(chance)) for t, chance in chances)))
 
 
-def asking(*token_ids: int, temperature: float = 0.0, min_confidence: float = 0.3) -> DraftSession:
-    one = session(1, draft_len=0, temperature=temperature)
+def asking(*token_ids: int, min_confidence: float = 0.3) -> DraftSession:
+    one = session(1, draft_len=0, temperature=0)
     one.commit(Committed("r", 0, 1, token_ids, 5, min_confidence), 0.0)
     return one
 
@@ -168,15 +168,11 @@ def test_guesses_that_come_true_no_longer_make_a_block_unsure():
     assert one.is_due, "and now more is asked"
 
 
-def test_a_drawn_block_does_not_end_for_want_of_confidence():
-    one = asking(2, temperature=0.5)
+def test_no_chances_are_worked_out_where_none_are_asked_for():
+    one = asking(2, min_confidence=0.0)
     assert (one.sampling.num_logprobs, one.min_logprob) == (None, -math.inf)
     unsure(one, (5, 0.01), (6, 0.01))
     assert not one.is_due
-
-
-def test_no_chances_are_worked_out_where_none_are_asked_for():
-    assert asking(2, min_confidence=0.0).sampling.num_logprobs is None
 
 
 def test_drafting_goes_on_after_eos_when_it_is_ignored():

@@ -14,6 +14,7 @@ from cluster.config import ClusterConfig
 from deployments.app import build
 from deployments.ingress_proxy import haproxy_settings
 from deployments.names import APPLICATION, GRPC_SERVICER_FUNCTIONS, NICENESS, NICENESS_VARIABLE
+from deployments.priority import let_ray_yield_to_pools
 
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through Ray's object store
 
@@ -25,6 +26,7 @@ def running(config: ClusterConfig) -> Iterator[None]:
         _connect()
         try:
             _serve(config)
+            let_ray_yield_to_pools()
             yield
         finally:
             serve.delete(APPLICATION)  # waits until the replicas have drained; other applications stay

@@ -1,21 +1,43 @@
-"""Who computes first where a router and pools share a machine's cores."""
+"""Who computes first where routers, pools and Ray itself share a machine's cores.
+
+A kernel waits for all of its threads, so a pool that loses one for a millisecond loses all of them. What a router or
+Ray does for a token fits between two steps, when a pool leaves cores idle.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Final
 
-_NICENESS = 15
-_THREADS = "/proc/self/task"
+import psutil
+
+_NICENESS: Final = 15
+_BESIDE_REPLICAS: Final = (
+    "ray::ServeController", "ray::ProxyActor", "ray::HAProxyManager", "ray::DashboardAgent", "ray::RuntimeEnvAgent",
+    "haproxy", "gcs_server", "ray/autoscaler/", "ray/dashboard/", "ray/_private/log_monitor",
+)  # fmt: skip
 
 
 def yield_to_pools() -> None:
-    """Put this process's threads, and those that they will start, after a pool's.
+    """Put this process's threads, and those that they will start, after a pool's."""
+    _yield(psutil.Process())
 
-    A kernel waits for all of its threads, so a pool that loses one for a millisecond loses all of them. What a router
-    does for a token fits between two steps, when a pool leaves cores idle.
+
+def let_ray_yield_to_pools() -> None:
+    """Put what Ray runs beside replicas, in a cluster that this process started, after a pool's.
+
+    Not the raylet: replicas that it starts later begin with its priority, and cannot raise it.
     """
-    threads = os.listdir(_THREADS) if os.path.isdir(_THREADS) else ["0"]  # on Linux each thread has its own niceness
-    for thread in threads:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            title = " ".join((process.name(), *process.cmdline()[:3]))
+            if any(part in title for part in _BESIDE_REPLICAS):
+                _yield(process)
+
+
+def _yield(process: psutil.Process) -> None:
+    # On Linux each thread has a niceness of its own.
+    for thread_id in [thread.id for thread in process.threads()] if psutil.LINUX else [process.pid]:
         with suppress(OSError):  # it has ended, or is behind already
-            os.setpriority(os.PRIO_PROCESS, int(thread), _NICENESS)
+            os.setpriority(os.PRIO_PROCESS, thread_id, _NICENESS)

@@ -6,9 +6,14 @@ from bisect import bisect_left
 
 _SMOOTHING = 0.1  # weight of a new measurement
 _OUTLIER = 4.0  # an average so much above a measurement came from an outlier (a cold start) and is dropped
+_HICCUP = 3.0  # a block that takes longer than so many like it counts as these
+_JITTER_S = 1e-3  # no time is so short that a stumble is told from it by ratio alone
+_SETTLED = 5.0  # blocks after which the line is to be trusted
+_LINE_DECAY = 0.98  # per block
+_ORIGIN_WEIGHT = 0.1  # of a block
 
 
-class _Average:
+class Average:
     """A running average that forgets a cold start at once: times are inflated by accident, never deflated."""
 
     __slots__ = ("count", "value")
@@ -28,12 +33,12 @@ class StepCost:
     """Owns the average duration of a step by its number of rows, in power-of-two buckets."""
 
     def __init__(self) -> None:
-        self._buckets: dict[int, tuple[float, _Average]] = {}  # bucket -> (average rows, average seconds)
+        self._buckets: dict[int, tuple[float, Average]] = {}  # bucket -> (average rows, average seconds)
         self._points: list[tuple[float, float]] = []  # the same, sorted by rows
 
     def observe(self, num_rows: int, seconds: float) -> None:
         bucket = num_rows.bit_length()
-        rows, average = self._buckets.get(bucket) or (float(num_rows), _Average())
+        rows, average = self._buckets.get(bucket) or (float(num_rows), Average())
         average.observe(seconds)
         self._buckets[bucket] = rows + _SMOOTHING * (num_rows - rows), average
         self._points = sorted((rows, average.value) for rows, average in self._buckets.values())
@@ -68,20 +73,37 @@ def _on_line(left: tuple[float, float], right: tuple[float, float], num_rows: in
     return left[1] + share * (right[1] - left[1])
 
 
-class ArrivalCost:
-    """Owns how long a draft block takes from the commit that asked for it: a fixed part and a part per guess."""
+class DraftCost:
+    """Owns how long a drafter takes for a block by its guesses: a fixed part, to read what was committed, and a slope.
+
+    A straight line by least squares over the latest blocks, with a faint first point that no guesses take no time: as
+    long as all blocks are of one length, that is all there is to tell the two parts apart.
+    """
 
     def __init__(self) -> None:
-        self._overhead_s = _Average()
-        self._per_guess_s = _Average()
+        self._forget()
 
-    def observe(self, num_draft_tokens: int, draft_time_s: float, seconds: float) -> None:
-        """`draft_time_s` of the `seconds` were spent on guessing `num_draft_tokens` ≥ 1 tokens."""
-        self._overhead_s.observe(max(0.0, seconds - draft_time_s))
-        self._per_guess_s.observe(draft_time_s / num_draft_tokens)
+    def _forget(self) -> None:
+        self._weight = self._guesses = self._seconds = self._squares = self._products = 0.0  # decaying sums
 
-    def predict(self, num_draft_tokens: int) -> float | None:
-        """None before the first block."""
-        if not self._overhead_s.count:
-            return None
-        return self._overhead_s.value + num_draft_tokens * self._per_guess_s.value
+    def observe(self, num_guesses: int, seconds: float) -> None:
+        if self._weight == 1 and seconds * _OUTLIER < min(self.predict(num_guesses), self._seconds):
+            self._forget()  # the first started cold
+        elif self._weight > _SETTLED:  # one that stumbles would tilt the line for long
+            seconds = min(seconds, _HICCUP * max(self.predict(num_guesses), self._seconds / self._weight, _JITTER_S))
+        self._weight = _LINE_DECAY * self._weight + 1
+        self._guesses = _LINE_DECAY * self._guesses + num_guesses
+        self._seconds = _LINE_DECAY * self._seconds + seconds
+        self._squares = _LINE_DECAY * self._squares + num_guesses * num_guesses
+        self._products = _LINE_DECAY * self._products + num_guesses * seconds
+
+    def predict(self, num_guesses: int) -> float:
+        """0 before the first block."""
+        if not self._weight:
+            return 0.0
+        weight = self._weight + _ORIGIN_WEIGHT
+        slope = (weight * self._products - self._guesses * self._seconds) / (
+            weight * self._squares - self._guesses * self._guesses
+        )
+        slope = min(max(slope, 0.0), self._seconds / self._guesses)  # neither part is negative
+        return (self._seconds - slope * self._guesses) / weight + slope * num_guesses

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from cluster.core.cost_model import ArrivalCost, StepCost
+from cluster.core.cost_model import Average, DraftCost, StepCost
 from cluster.core.tactics import Tactic, TacticChoice
 from cluster.messages.request import MAX_DRAFT_TOKENS, DraftLengthMode
 
@@ -76,7 +76,7 @@ class DraftLengthState:
     probe_interval: int = 0
     probe_at: int = 0  # probe when so few tokens remain; remaining tokens only ever go down
     acceptance: AcceptanceCount = field(default_factory=lambda: AcceptanceCount(_REQUEST_DECAY))
-    arrival: ArrivalCost = field(default_factory=ArrivalCost)
+    transit_s: Average = field(default_factory=Average)  # of a block's arrival, what its drafter did not take
 
 
 class DraftLengthController:
@@ -86,7 +86,8 @@ class DraftLengthController:
         self.config = config
         self.tactics = TacticChoice(config.tactics)
         self._steps = StepCost()
-        self._arrival = ArrivalCost()
+        self._drafts = DraftCost()
+        self._transit_s = Average()
         self._acceptance = AcceptanceCount(_POOL_DECAY)
         self._foreseen = 0.0  # guesses that should have been accepted at the pool's rate, decaying as they do
         self._step_s_by_len: dict[tuple[int, int], list[float] | None] = {}  # until the next measurement
@@ -101,8 +102,9 @@ class DraftLengthController:
         self, state: DraftLengthState, num_draft_tokens: int, draft_time_s: float, seconds: float
     ) -> None:
         """A block of `num_draft_tokens` ≥ 1 came `seconds` after the commit that asked for it."""
-        self._arrival.observe(num_draft_tokens, draft_time_s, seconds)
-        state.arrival.observe(num_draft_tokens, draft_time_s, seconds)
+        self._drafts.observe(num_draft_tokens, draft_time_s)
+        for transit_s in (self._transit_s, state.transit_s):
+            transit_s.observe(max(0.0, seconds - draft_time_s))
 
     def observe_acceptance(self, state: DraftLengthState, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         rejected = num_accepted_tokens < num_draft_tokens
@@ -132,9 +134,9 @@ class DraftLengthController:
         return 1 + bias * (_expected(self._pool_acceptance_rate, num_draft_tokens)[-1] - 1)
 
     def arrival_s(self, state: DraftLengthState, num_draft_tokens: int) -> float | None:
-        """Seconds from a commit to its block; the request's own measurements first, then the pool's."""
-        own = state.arrival.predict(num_draft_tokens)
-        return self._arrival.predict(num_draft_tokens) if own is None else own
+        """Seconds from a commit to its block; None before the first block."""
+        transit_s = state.transit_s if state.transit_s.count else self._transit_s
+        return transit_s.value + self._drafts.predict(num_draft_tokens) if transit_s.count else None
 
     def step_s(self, num_rows: int) -> float | None:
         return self._steps.predict(num_rows)

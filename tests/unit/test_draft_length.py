@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from cluster.core.cost_model import ArrivalCost, StepCost
+from cluster.core.cost_model import DraftCost, StepCost
 from cluster.core.draft_length import DraftAsk, DraftLengthConfig, DraftLengthController, DraftLengthState
 from cluster.core.tactics import Tactic, TacticChoice
 from cluster.messages.request import MAX_DRAFT_TOKENS, DraftLengthMode
@@ -313,8 +313,45 @@ def test_the_first_measurements_weigh_the_same() -> None:
     assert cost.predict(1) == pytest.approx(0.02)
 
 
-def test_an_arrival_is_a_fixed_part_and_a_part_per_guess() -> None:
-    cost = ArrivalCost()
-    assert cost.predict(2) is None
-    cost.observe(4, draft_time_s=0.04, seconds=0.05)
-    assert cost.predict(2) == pytest.approx(0.03)
+def test_one_block_tells_only_what_a_guess_takes_altogether() -> None:
+    cost = DraftCost()
+    assert cost.predict(2) == 0
+    cost.observe(4, 0.04)
+    assert [cost.predict(number) for number in (1, 2, 4)] == pytest.approx([0.01, 0.02, 0.04])
+
+
+def test_blocks_of_several_lengths_tell_what_one_more_guess_takes() -> None:
+    cost = DraftCost()
+    for round_ in range(50):
+        cost.observe(1 + round_ % 3, 0.010 + 0.002 * (1 + round_ % 3))
+    assert [cost.predict(number) for number in (1, 3, 5)] == pytest.approx([0.012, 0.016, 0.02], rel=0.02)
+
+
+def test_neither_part_of_a_drafts_time_is_negative() -> None:
+    cost = DraftCost()
+    for number, seconds in ((1, 0.002), (4, 0.012)) * 9:
+        cost.observe(number, seconds)
+    assert 0 < cost.predict(1) < cost.predict(2) <= cost.predict(4) / 2 + 1e-9
+    cost = DraftCost()
+    for number, seconds in ((1, 0.012), (4, 0.009)) * 9:
+        cost.observe(number, seconds)
+    assert cost.predict(8) == pytest.approx(cost.predict(1)) == pytest.approx(0.0105, rel=0.03)
+
+
+def test_a_draft_that_starts_cold_or_stumbles_is_soon_forgotten() -> None:
+    cost = DraftCost()
+    cost.observe(5, 4.0)
+    for round_ in range(30):
+        cost.observe(1 + round_ % 4, 0.001 * (1 + round_ % 4))
+    cost.observe(1, 0.5)
+    assert cost.predict(4) == pytest.approx(0.004, rel=0.05)
+
+
+def test_blocks_whose_guesses_were_there_already_are_not_taken_for_all_blocks() -> None:
+    cost = DraftCost()
+    for _ in range(30):
+        cost.observe(3, 0.0)
+    assert cost.predict(3) == 0
+    for round_ in range(300):
+        cost.observe(1 + round_ % 4, 0.0 if round_ % 10 == 0 else 0.001 * (1 + round_ % 4))
+    assert cost.predict(4) == pytest.approx(0.0036, rel=0.1)

@@ -15,7 +15,7 @@ import psutil
 _NICENESS: Final = 15
 _BESIDE_REPLICAS: Final = (
     "ray::ServeController", "ray::ProxyActor", "ray::HAProxyManager", "ray::DashboardAgent", "ray::RuntimeEnvAgent",
-    "haproxy", "gcs_server", "ray/autoscaler/", "ray/dashboard/", "ray/_private/log_monitor",
+    "bin/haproxy", "/gcs_server", "ray/autoscaler/", "ray/dashboard/", "ray/_private/log_monitor",
 )  # fmt: skip
 
 

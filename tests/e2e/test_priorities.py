@@ -36,4 +36,5 @@ def test_routers_and_what_ray_runs_beside_replicas_give_way_to_pools(cluster: Cl
     found = least_and_most(cluster)
     assert {title: found[title] for title in POOLS} == dict.fromkeys(POOLS, (0, 0)), "those replaced meanwhile, too"
     assert {title: found[title] for title in OTHERS} == dict.fromkeys(OTHERS, (15, 15))
+    assert found.get("haproxy", (15, 15)) == (15, 15), "where there is one"
     assert found["raylet"] == (0, 0)

@@ -8,6 +8,7 @@ _SMOOTHING = 0.1  # weight of a new measurement
 _OUTLIER = 4.0  # an average so much above a measurement came from an outlier (a cold start) and is dropped
 _HICCUP = 3.0  # a block that takes longer than so many like it counts as these
 _JITTER_S = 1e-3  # no time is so short that a stumble is told from it by ratio alone
+_MAX_S = 60.0
 _SETTLED = 5.0  # blocks after which the line is to be trusted
 _LINE_DECAY = 0.98  # per block
 _ORIGIN_WEIGHT = 0.1  # of a block
@@ -87,9 +88,11 @@ class DraftCost:
         self._weight = self._guesses = self._seconds = self._squares = self._products = 0.0  # decaying sums
 
     def observe(self, num_guesses: int, seconds: float) -> None:
-        if self._weight == 1 and seconds * _OUTLIER < min(self.predict(num_guesses), self._seconds):
-            self._forget()  # the first started cold
-        elif self._weight > _SETTLED:  # one that stumbles would tilt the line for long
+        seconds = min(seconds, _MAX_S)
+        if 0 < self._weight <= _SETTLED:
+            if seconds * _OUTLIER < min(self.predict(num_guesses), self._seconds / self._weight):
+                self._forget()  # the first started cold
+        elif self._weight:  # one that stumbles would tilt the line for long
             seconds = min(seconds, _HICCUP * max(self.predict(num_guesses), self._seconds / self._weight, _JITTER_S))
         self._weight = _LINE_DECAY * self._weight + 1
         self._guesses = _LINE_DECAY * self._guesses + num_guesses

@@ -7,11 +7,12 @@ tactics.py), that measured gain takes the place of the predicted one, and a requ
 
 A drafter that knows the chance q of its guesses, that those before it and a guess are all right, needs no K: another
 guess is accepted with the chance q * a, and costs c seconds, in which the request gets c * rate tokens otherwise. So it
-goes on while q >= c * rate / a, at most to the request's limit.
+goes on while q >= c * rate / a, at most to the length that would pay best if every guess were accepted.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -35,6 +36,7 @@ class DraftLengthConfig:
     hysteresis: float = 0.1  # a new length must promise this much more tokens per second
     probe_interval: int = 64  # tokens between two tries while off; doubles with each vain try
     max_probe_interval: int = 512
+    max_arrival_s: float = math.inf  # a block that takes longer than that is not waited for
     tactics: tuple[Tactic, ...] = (Tactic.OVERLAP,)
 
 
@@ -183,7 +185,15 @@ class DraftLengthController:
         end = min(draft_len + 1, limit)
         guess_s = (cycles[end] - cycles[1]) / (end - 1)
         worth = guess_s * max(rates) / self.acceptance_rate(state)
-        return DraftAsk(draft_len, limit, min(max(worth, 0.0), 1.0))
+        if worth <= 0:  # there is no threshold to stop at
+            return DraftAsk(draft_len, draft_len, 0.0)
+        return DraftAsk(draft_len, self._longest(state, draft_len, cycles), min(worth, 1.0))
+
+    def _longest(self, state: DraftLengthState, draft_len: int, cycles: list[float]) -> int:
+        """The length of at least `draft_len` that pays best for guesses that are all right, and comes in time."""
+        max_s = self.config.max_arrival_s
+        in_time = [k for k in range(draft_len + 1, len(cycles)) if (self.arrival_s(state, k) or 0.0) <= max_s]
+        return max((draft_len, *in_time), key=lambda k: (1 + k) / cycles[k])
 
     def _best(self, state: DraftLengthState, rates: list[float], is_trial: bool, remaining_tokens: int) -> int:
         """The draft length of the highest of `rates`, by K, if it is so much better than that of before."""

@@ -165,7 +165,8 @@ class Open:
 class Committed:
     """The target committed tokens at base_len; draft the next draft_len after them (0: only keep up).
 
-    A block ends early, once the chance that all its guesses are right is below min_confidence.
+    With min_confidence a block has up to longest_draft_len guesses, and ends once the chance that all are right is
+    below it. A drafter that does not know these two fields makes draft_len.
     """
 
     request_id: str
@@ -174,6 +175,7 @@ class Committed:
     token_ids: tuple[int, ...]
     draft_len: int
     min_confidence: float = 0.0
+    longest_draft_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,17 +227,20 @@ def _logprobs(
     """By row; num_top: how many other tokens' each row wants, of the rows that want any."""
     alone = [row for row, number in num_top.items() if number == 0]
     ranked = {row: _ranked(logits[row], ids, int(columns[row]), number) for row, number in num_top.items() if number}
-    chosen = _of_chosen(logits[alone], ids, columns[alone]) if alone else []
-    return ranked | dict(zip(alone, chosen, strict=True))
+    num_rows = max(1, MAX_ELEMENTS // logits.shape[1])
+    for start in range(0, len(alone), num_rows):
+        rows = alone[start : start + num_rows]
+        ranked |= zip(rows, _of_chosen(logits[rows], ids, columns[rows]), strict=True)
+    return ranked
 
 
 def _of_chosen(logits: Tensor, ids: Tensor, columns: NDArray[np.int64]) -> list[TokenLogprobs]:
     """Of the chosen tokens of all rows at once."""
     chosen = placer(logits.device)(columns).unsqueeze(1)
     x = logits.double() - logits.amax(dim=1, keepdim=True).double()
-    totals = (x.exp() * WEIGHT_SCALE).round().long().sum(dim=1).tolist()
-    pairs = zip(ids[chosen].squeeze(1).tolist(), x.gather(1, chosen).squeeze(1).tolist(), totals, strict=True)
-    return [TokenLogprobs(token, own - math.log(total / WEIGHT_SCALE), ()) for token, own, total in pairs]
+    totals = (x.exp() * WEIGHT_SCALE).round().long().sum(dim=1).double()  # exact: far below 2**53
+    parts = torch.stack((ids[chosen].squeeze(1).double(), x.gather(1, chosen).squeeze(1), totals), dim=1)
+    return [TokenLogprobs(int(token), own - math.log(total / WEIGHT_SCALE), ()) for token, own, total in parts.tolist()]
 
 
 def _ranked(logits: Tensor, ids: Tensor, chosen: int, num_top: int) -> TokenLogprobs:

@@ -307,12 +307,19 @@ def put_committed(message: Committed) -> draft_pb2.Committed:
         token_ids=message.token_ids,
         draft_len=message.draft_len,
         min_confidence=message.min_confidence,
+        longest_draft_len=message.longest_draft_len,
     )
 
 
 def get_committed(body: draft_pb2.Committed) -> Committed:
     message = Committed(
-        body.request_id, body.epoch, body.base_len, tuple(body.token_ids), body.draft_len, body.min_confidence
+        body.request_id,
+        body.epoch,
+        body.base_len,
+        tuple(body.token_ids),
+        body.draft_len,
+        body.min_confidence,
+        body.longest_draft_len,
     )
     limits.check_committed(message)
     return message

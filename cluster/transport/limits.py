@@ -123,6 +123,8 @@ def check_committed(message: Committed) -> None:
     _count("base_len", message.base_len)
     _token_ids("token_ids", message.token_ids, MAX_SEQUENCE_TOKENS)
     _count("draft_len", message.draft_len, MAX_DRAFT_TOKENS)
+    _count("longest_draft_len", message.longest_draft_len, MAX_DRAFT_TOKENS)
+    _chance("min_confidence", message.min_confidence)
 
 
 def _sampling(params: SamplingParams) -> None:

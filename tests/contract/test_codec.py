@@ -108,6 +108,7 @@ committeds = st.builds(
     token_ids=token_ids(40),
     draft_len=draft_lens,
     min_confidence=chances,
+    longest_draft_len=draft_lens,
 )
 refusals = st.builds(Refusal, request_id=names, reason=st.sampled_from(RefusalReason), message=labels, epoch=counts)
 entries = st.builds(
@@ -325,6 +326,14 @@ UNSENDABLE: dict[str, tuple[Callable[[Any], bytes], Any, str]] = {
         replace(LOAD, num_free_blocks=401),
         "free",
     ),
+    "chance above 1": (TARGET_PROTOCOL.encode_event, replace(COMMIT, min_confidence=1.5), "min_confidence"),
+    "chance below 0": (DRAFT_PROTOCOL.encode_command, replace(COMMITTED, min_confidence=-1.0), "min_confidence"),
+    "chance that is no number": (
+        DRAFT_PROTOCOL.encode_command,
+        replace(COMMITTED, min_confidence=float("nan")),
+        "min_confidence",
+    ),
+    "block over the limit": (DRAFT_PROTOCOL.encode_command, replace(COMMITTED, longest_draft_len=33), "longest"),
     "prompt longer than all": (DRAFT_PROTOCOL.encode_command, replace(OPEN, num_prompt_tokens=4), "num_prompt_tokens"),
     "session on nothing": (DRAFT_PROTOCOL.encode_command, replace(OPEN, token_ids=()), "token_ids"),
     "negative epoch": (DRAFT_PROTOCOL.encode_command, replace(COMMITTED, epoch=-1), "epoch"),

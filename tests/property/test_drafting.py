@@ -48,7 +48,8 @@ class Stream:
             return None
         self.committed_len += len(token_ids)
         self.asked.setdefault((self.epoch, self.committed_len), set()).add(draft_len)
-        return Committed(self.request_id, self.epoch, base_len, token_ids, draft_len, self.min_confidence)
+        least = min(draft_len, 2) if self.min_confidence else draft_len
+        return Committed(self.request_id, self.epoch, base_len, token_ids, least, self.min_confidence, draft_len)
 
     def check(self, block: DraftBlock) -> None:
         lengths = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from cluster.core import sampling as reference
 from cluster.messages.request import SamplingParams
+from cluster.runtime import sampler_torch
 from cluster.runtime.sampler import Sampler
 from cluster.runtime.sampler_cpu import CpuSampler
 from cluster.runtime.sampler_torch import TorchSampler
@@ -152,6 +154,25 @@ def test_torch_takes_several_passes_over_more_rows_than_fit_one(monkeypatch: pyt
     expected = TorchSampler().sample(logits, batch).token_ids
     monkeypatch.setattr("cluster.runtime.sampler_torch.MAX_ELEMENTS", 1000)
     assert TorchSampler().sample(logits, batch).token_ids.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 2])
+def test_torch_works_out_logprobs_in_such_passes_too(monkeypatch: pytest.MonkeyPatch, num_logprobs: int) -> None:
+    logits = torch.from_numpy(random_rows("peaked", 10, 300, seed=6))
+    params = [SamplingParams(max_tokens=1, seed=i, num_logprobs=num_logprobs if i % 3 else None) for i in range(10)]
+    batch = sampling_batch(params, range(1, 11))
+    expected = TorchSampler().sample(logits, batch).logprobs
+    sizes: list[int] = []
+
+    def noting(rows: torch.Tensor, *how: Any) -> Any:
+        sizes.append(len(rows))
+        return of_chosen(rows, *how)
+
+    of_chosen = sampler_torch._of_chosen
+    monkeypatch.setattr(sampler_torch, "_of_chosen", noting)
+    monkeypatch.setattr(sampler_torch, "MAX_ELEMENTS", 1000)
+    assert TorchSampler().sample(logits, batch).logprobs == expected
+    assert sizes == ([3, 3] if num_logprobs == 0 else [])
 
 
 @each_sampler

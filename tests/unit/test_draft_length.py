@@ -94,6 +94,38 @@ def test_a_limit_far_beyond_what_pays_does_not_make_guesses_dearer() -> None:
     assert asks[1].min_confidence == pytest.approx(asks[0].min_confidence, rel=0.2)
 
 
+def test_no_block_grows_beyond_what_would_pay_if_all_of_it_were_right() -> None:
+    made = controller(per_guess_s=0.0001)
+    for num_rows in (8, 16, 31):
+        made.observe_step(num_rows, STEP_S + 1.0 * (num_rows > 8))  # dear from nine rows on
+    state = DraftLengthState(MAX_DRAFT_TOKENS)
+    verify(made, state, 2)
+    ask = made.next_ask(state, 1000, 1, shows_chances=True)
+    assert ask.draft_len <= ask.longest_len < 12
+    assert ask.min_confidence > 0
+
+
+def test_no_block_grows_beyond_what_is_waited_for() -> None:
+    made = controller(per_guess_s=0.001)
+    made.config = DraftLengthConfig(max_arrival_s=0.0065)
+    state = DraftLengthState(16)
+    verify(made, state, 1)
+    ask = made.next_ask(state, 1000, 1, shows_chances=True)
+    assert made.arrival_s(state, 4) == pytest.approx(0.006, rel=0.03)
+    assert ask.longest_len == max(4, ask.draft_len) < 16
+
+
+def test_steps_that_seem_to_get_cheaper_are_no_leave_to_guess_without_an_end() -> None:
+    made = controller(per_guess_s=0.0)
+    for num_rows, seconds in ((2, 0.0125), (5, 0.009), (12, 0.0105), (20, 0.1)) * 60:
+        made.observe_step(num_rows, seconds)
+    state = DraftLengthState(MAX_DRAFT_TOKENS)
+    verify(made, state, 3)
+    ask = made.next_ask(state, 1000, 1, shows_chances=True)
+    assert ask.min_confidence > 0 or ask.longest_len == ask.draft_len
+    assert ask.longest_len < 16
+
+
 def test_guesses_that_cost_nothing_may_all_be_made() -> None:
     made = controller(per_guess_s=0.0, overhead_s=0.0)
     made.observe_arrival(DraftLengthState(8), 8, 0.0, 0.0)
@@ -340,7 +372,8 @@ def test_neither_part_of_a_drafts_time_is_negative() -> None:
 
 def test_a_draft_that_starts_cold_or_stumbles_is_soon_forgotten() -> None:
     cost = DraftCost()
-    cost.observe(5, 4.0)
+    for number in (5, 2, 3):  # several replicas, or several requests at once
+        cost.observe(number, 1e308)
     for round_ in range(30):
         cost.observe(1 + round_ % 4, 0.001 * (1 + round_ % 4))
     cost.observe(1, 0.5)

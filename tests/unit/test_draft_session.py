@@ -168,6 +168,22 @@ def test_guesses_that_come_true_no_longer_make_a_block_unsure():
     assert one.is_due, "and now more is asked"
 
 
+def test_a_block_that_ends_where_it_is_unsure_may_be_longer() -> None:
+    one = session(1, draft_len=0, temperature=0)
+    one.commit(Committed("r", 0, 1, (2,), 1, 0.3, 3), 0.0)
+    unsure(one, (5, 0.9))
+    assert one.wants_guess
+    unsure(one, (6, 0.9), (7, 0.9))
+    assert one.take_block(0.0).token_ids == (5, 6, 7)
+
+
+@pytest.mark.parametrize(("draft_len", "min_confidence", "expected"), [(1, 0.0, 1), (0, 0.3, None)])
+def test_a_longer_block_needs_a_threshold_and_a_block_that_is_asked_for(draft_len, min_confidence, expected) -> None:
+    one = session(1, draft_len=0, temperature=0)
+    one.commit(Committed("r", 0, 1, (2,), draft_len, min_confidence, 3), 0.0)
+    assert one.num_owed == expected
+
+
 def test_no_chances_are_worked_out_where_none_are_asked_for():
     one = asking(2, min_confidence=0.0)
     assert (one.sampling.num_logprobs, one.min_logprob) == (None, -math.inf)

@@ -75,7 +75,7 @@ def test_no_more_guesses_are_asked_for_than_the_decision_allows() -> None:
 def test_only_a_draft_model_is_asked_for_more_than_what_pays_unseen() -> None:
     asked = commit(3, 1, 2, 3, 1, wants=1, longest_draft_len=3, min_confidence=0.25)
     (to_draft, _) = session().on_commit(asked, 0.0)
-    assert to_draft == ToDraft(Committed("r", 1, 3, (1, 2, 3, 1), 3, 0.25))
+    assert to_draft == ToDraft(Committed("r", 1, 3, (1, 2, 3, 1), 1, 0.25, 3))
     assert proposals(session(Drafter.NGRAM).on_commit(asked, 0.0)) == [(7, (2,))]
 
 

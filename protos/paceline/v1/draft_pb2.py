@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.paceline.v1 import common_pb2 as protos_dot_paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x1fprotos/paceline/v1/common.proto\"\xa9\x01\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x11\n\tdraft_len\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\"~\n\tCommitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x11\n\tdraft_len\x18\x05 \x01(\r\x12\x16\n\x0emin_confidence\x18\x06 \x01(\x01\"\x1b\n\x05\x43lose\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x8e\x01\n\x0c\x44raftCommand\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12+\n\tcommitted\x18\x02 \x01(\x0b\x32\x16.paceline.v1.CommittedH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"<\n\rDraftCommands\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.paceline.v1.DraftCommand\"\x8f\x01\n\nDraftEvent\x12(\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x17.paceline.v1.DraftBlockH\x00\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.paceline.v1.RefusalH\x00\x12%\n\x04load\x18\x03 \x01(\x0b\x32\x15.paceline.v1.PoolLoadH\x00\x42\x07\n\x05\x65vent\"6\n\x0b\x44raftEvents\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.paceline.v1.DraftEvent2S\n\x0c\x44raftService\x12\x43\n\x07\x43onnect\x12\x1a.paceline.v1.DraftCommands\x1a\x18.paceline.v1.DraftEvents(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x1fprotos/paceline/v1/common.proto\"\xa9\x01\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x11\n\tdraft_len\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\"\x99\x01\n\tCommitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x11\n\tdraft_len\x18\x05 \x01(\r\x12\x16\n\x0emin_confidence\x18\x06 \x01(\x01\x12\x19\n\x11longest_draft_len\x18\x07 \x01(\r\"\x1b\n\x05\x43lose\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x8e\x01\n\x0c\x44raftCommand\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12+\n\tcommitted\x18\x02 \x01(\x0b\x32\x16.paceline.v1.CommittedH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"<\n\rDraftCommands\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.paceline.v1.DraftCommand\"\x8f\x01\n\nDraftEvent\x12(\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x17.paceline.v1.DraftBlockH\x00\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.paceline.v1.RefusalH\x00\x12%\n\x04load\x18\x03 \x01(\x0b\x32\x15.paceline.v1.PoolLoadH\x00\x42\x07\n\x05\x65vent\"6\n\x0b\x44raftEvents\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.paceline.v1.DraftEvent2S\n\x0c\x44raftService\x12\x43\n\x07\x43onnect\x12\x1a.paceline.v1.DraftCommands\x1a\x18.paceline.v1.DraftEvents(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPEN']._serialized_start=81
   _globals['_OPEN']._serialized_end=250
-  _globals['_COMMITTED']._serialized_start=252
-  _globals['_COMMITTED']._serialized_end=378
-  _globals['_CLOSE']._serialized_start=380
-  _globals['_CLOSE']._serialized_end=407
-  _globals['_DRAFTCOMMAND']._serialized_start=410
-  _globals['_DRAFTCOMMAND']._serialized_end=552
-  _globals['_DRAFTCOMMANDS']._serialized_start=554
-  _globals['_DRAFTCOMMANDS']._serialized_end=614
-  _globals['_DRAFTEVENT']._serialized_start=617
-  _globals['_DRAFTEVENT']._serialized_end=760
-  _globals['_DRAFTEVENTS']._serialized_start=762
-  _globals['_DRAFTEVENTS']._serialized_end=816
-  _globals['_DRAFTSERVICE']._serialized_start=818
-  _globals['_DRAFTSERVICE']._serialized_end=901
+  _globals['_COMMITTED']._serialized_start=253
+  _globals['_COMMITTED']._serialized_end=406
+  _globals['_CLOSE']._serialized_start=408
+  _globals['_CLOSE']._serialized_end=435
+  _globals['_DRAFTCOMMAND']._serialized_start=438
+  _globals['_DRAFTCOMMAND']._serialized_end=580
+  _globals['_DRAFTCOMMANDS']._serialized_start=582
+  _globals['_DRAFTCOMMANDS']._serialized_end=642
+  _globals['_DRAFTEVENT']._serialized_start=645
+  _globals['_DRAFTEVENT']._serialized_end=788
+  _globals['_DRAFTEVENTS']._serialized_start=790
+  _globals['_DRAFTEVENTS']._serialized_end=844
+  _globals['_DRAFTSERVICE']._serialized_start=846
+  _globals['_DRAFTSERVICE']._serialized_end=929
 # @@protoc_insertion_point(module_scope)

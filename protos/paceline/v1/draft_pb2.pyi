@@ -26,20 +26,22 @@ class Open(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., draft_len: _Optional[int] = ..., tenant: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("request_id", "epoch", "base_len", "token_ids", "draft_len", "min_confidence")
+    __slots__ = ("request_id", "epoch", "base_len", "token_ids", "draft_len", "min_confidence", "longest_draft_len")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LEN_FIELD_NUMBER: _ClassVar[int]
     MIN_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_DRAFT_LEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     base_len: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_len: int
     min_confidence: float
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_len: _Optional[int] = ..., min_confidence: _Optional[float] = ...) -> None: ...
+    longest_draft_len: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_len: _Optional[int] = ..., min_confidence: _Optional[float] = ..., longest_draft_len: _Optional[int] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ("request_id",)

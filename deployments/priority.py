@@ -38,6 +38,7 @@ def let_ray_yield_to_pools() -> None:
 
 def _yield(process: psutil.Process) -> None:
     # On Linux each thread has a niceness of its own.
-    for thread_id in [thread.id for thread in process.threads()] if psutil.LINUX else [process.pid]:
+    thread_ids = [thread.id for thread in process.threads()] if psutil.LINUX else [process.pid]
+    for thread_id in thread_ids:
         with suppress(OSError):  # it has ended, or is behind already
             os.setpriority(os.PRIO_PROCESS, thread_id, _NICENESS)

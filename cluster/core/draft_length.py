@@ -191,8 +191,8 @@ class DraftLengthController:
 
     def _longest(self, state: DraftLengthState, draft_len: int, cycles: list[float]) -> int:
         """The length of at least `draft_len` that pays best for guesses that are all right, and comes in time."""
-        max_s = self.config.max_arrival_s
-        in_time = [k for k in range(draft_len + 1, len(cycles)) if (self.arrival_s(state, k) or 0.0) <= max_s]
+        arrivals = self._arrivals(state, len(cycles) - 1) or []
+        in_time = (k for k, arrival in enumerate(arrivals) if k > draft_len and arrival <= self.config.max_arrival_s)
         return max((draft_len, *in_time), key=lambda k: (1 + k) / cycles[k])
 
     def _best(self, state: DraftLengthState, rates: list[float], is_trial: bool, remaining_tokens: int) -> int:
@@ -225,13 +225,17 @@ class DraftLengthController:
 
     def _cycles(self, state: DraftLengthState, limit: int, num_sequences: int) -> list[float] | None:
         """Seconds of a cycle for each K in 0 … limit; None while a part of it has not been measured."""
-        step_s = self._step_s(num_sequences, limit)
-        first_arrival = self.arrival_s(state, 1)
-        if step_s is None or first_arrival is None:
+        step_s, arrivals = self._step_s(num_sequences, limit), self._arrivals(state, limit)
+        if step_s is None or arrivals is None:
             return None
-        per_guess = (self.arrival_s(state, 2) or first_arrival) - first_arrival
-        arrivals = [0.0, *(first_arrival + index * per_guess for index in range(limit))]
         return [arrival + seconds for arrival, seconds in zip(arrivals, step_s, strict=True)]
+
+    def _arrivals(self, state: DraftLengthState, limit: int) -> list[float] | None:
+        """Predicted arrivals for each K in 0 … limit, on a straight line but for K = 0, where nothing is asked for."""
+        first, second = self.arrival_s(state, 1), self.arrival_s(state, 2)
+        if first is None or second is None:
+            return None
+        return [0.0, *(first + index * (second - first) for index in range(limit))]
 
     def _tokens_per_second(self, state: DraftLengthState, cycles: list[float], gain: float | None) -> list[float]:
         """For each K in 0 … limit.

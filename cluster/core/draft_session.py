@@ -135,8 +135,8 @@ class DraftSession:
         outcome = self._judge(message)
         if outcome is CommitOutcome.APPLIED:
             self._append(message.token_ids)
-            has_end = message.draft_len > 0 and message.min_confidence > 0
-            self.num_owed = self._limit(max(message.draft_len, message.longest_draft_len * has_end))
+            longest = message.longest_draft_len if message.draft_len and message.min_confidence else 0
+            self.num_owed = self._limit(max(message.draft_len, longest))
             self._least_logprob = math.log(message.min_confidence) if message.min_confidence else -math.inf
             self.last_used = now
         return outcome

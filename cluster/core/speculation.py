@@ -228,17 +228,15 @@ class SpeculationSession:
     def _forward(self, commit: Commit, now: float) -> list[Action]:
         if commit.finish_reason is not None:
             return self.finish()
+        num_wanted = min(commit.next_draft_len, self._max_draft_tokens)
         if self._drafter is Drafter.MODEL:
-            return self._ask_draft(commit, now)
+            return self._ask_draft(commit, num_wanted, now)
         if self._ngram is not None:
             self._ngram.extend(commit.token_ids)
-        return self._guess(min(commit.next_draft_len, self._max_draft_tokens)) if commit.next_draft_len else []
+        return self._guess(num_wanted) if commit.next_draft_len else []
 
-    def _ask_draft(self, commit: Commit, now: float) -> list[Action]:
+    def _ask_draft(self, commit: Commit, num_wanted: int, now: float) -> list[Action]:
         """Tell the draft of everything since it was told last: when guesses are wanted, and now and then while not."""
-        num_wanted, longest = (
-            min(number, self._max_draft_tokens) for number in (commit.next_draft_len, commit.longest_draft_len)
-        )
         self._watch.pass_by()
         if num_wanted:
             self._watch.ask(self.committed_len, now)
@@ -250,8 +248,9 @@ class SpeculationSession:
             return []
         base_len, self._told_len = self._told_len, self.committed_len
         tokens = tuple(self._log.token_ids[base_len:])
-        how = num_wanted, commit.min_confidence, longest
-        return [ToDraft(Committed(self._request_id, self._epoch, base_len, tokens, *how))]
+        longest = min(commit.longest_draft_len, self._max_draft_tokens)
+        confidence = commit.min_confidence
+        return [ToDraft(Committed(self._request_id, self._epoch, base_len, tokens, num_wanted, confidence, longest))]
 
     def _guess(self, num_wanted: int) -> list[Action]:
         """An n-gram proposal, or word that none will come."""

@@ -92,7 +92,7 @@ def target_engine(
         max_hold_s=speculation.max_hold_ms / 1000,
     )
     tactics = tactics_for(speculation.draft_length, speculation.hold)
-    lengths = DraftLengthConfig(speculation.draft_length, tactics=tactics, max_arrival_s=speculation.max_hold_ms / 1000)
+    lengths = DraftLengthConfig(speculation.draft_length, tactics=tactics, max_arrival_s=config.max_hold_s)
     scheduler = Scheduler(config, _kv_cache(runner, pool), DraftLengthController(lengths))
     return Engine(scheduler, runner, grammars=grammars)
 

@@ -80,7 +80,7 @@ class TorchSampler:
         logits = logits if order is None else logits[:, order]
         changed = logits if batch.adjustments is None else _adjusted(logits, self._columns.host_ids, batch.adjustments)
         changed = changed if batch.masks is None else _masked(changed, ids, batch.masks)
-        num_rows = max(1, MAX_ELEMENTS // logits.shape[1])
+        num_rows = _rows_per_pass(logits)
         starts = range(0, len(logits), num_rows)
         parts = [_sample(changed[i : i + num_rows], ids, _rows(batch, i, i + num_rows, logits.device)) for i in starts]
         columns, codes = torch.cat(parts, dim=1).cpu().numpy() if parts else np.zeros((2, 0), dtype=np.int64)
@@ -214,6 +214,10 @@ def _shift_right(value: Tensor, places: int) -> Tensor:
     return shifted
 
 
+def _rows_per_pass(logits: Tensor) -> int:
+    return max(1, MAX_ELEMENTS // logits.shape[1])
+
+
 def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
@@ -226,12 +230,12 @@ def _logprobs(
 ) -> dict[int, TokenLogprobs]:
     """By row; num_top: how many other tokens' each row wants, of the rows that want any."""
     alone = [row for row, number in num_top.items() if number == 0]
-    ranked = {row: _ranked(logits[row], ids, int(columns[row]), number) for row, number in num_top.items() if number}
-    num_rows = max(1, MAX_ELEMENTS // logits.shape[1])
+    found = {row: _ranked(logits[row], ids, int(columns[row]), number) for row, number in num_top.items() if number}
+    num_rows = _rows_per_pass(logits)
     for start in range(0, len(alone), num_rows):
         rows = alone[start : start + num_rows]
-        ranked |= zip(rows, _of_chosen(logits[rows], ids, columns[rows]), strict=True)
-    return ranked
+        found |= zip(rows, _of_chosen(logits[rows], ids, columns[rows]), strict=True)
+    return found
 
 
 def _of_chosen(logits: Tensor, ids: Tensor, columns: NDArray[np.int64]) -> list[TokenLogprobs]:

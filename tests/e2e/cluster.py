@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from typing import Any
 import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+
+from load_tests.bench import free_port
 
 MODEL = "smollm2-135m"
 START_TIMEOUT_S = 180.0
@@ -124,13 +125,6 @@ def _session(pid: int) -> set[int]:
         pid = int(fields[1])
         chain.add(pid)
     return chain
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.cluster import free_port, wait_until
+from load_tests.bench import free_port
+from tests.e2e.cluster import wait_until
 
 START_TIMEOUT_S = 120.0
 OBJECT_STORE_BYTES = 100 * 2**20

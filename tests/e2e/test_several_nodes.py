@@ -17,8 +17,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from cluster.config import load_config
+from load_tests.bench import free_port
 from protos.paceline.v1 import inference_pb2_grpc
-from tests.e2e.cluster import MODEL, START_TIMEOUT_S, free_port, wait_until
+from tests.e2e.cluster import MODEL, START_TIMEOUT_S, wait_until
 from tests.e2e.ray_nodes import Node, RayNodes, ray_nodes
 from tests.e2e.rendered import DEV, Overlay, rendered, scaled_down
 from tests.e2e.test_failures import PROMPTS, answers
